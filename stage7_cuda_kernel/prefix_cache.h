@@ -35,12 +35,12 @@ class PrefixCache {
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   // The published blocks that hold the beginning of `tokens`, up to the first that is missing. A hash only finds
-  // candidates: a block counts if its tokens, and those of all blocks before it, are equal.
+  // candidates: a block counts if its tokens, and the tokens of all blocks before it, are equal.
   std::vector<int> find(std::span<const common::Token> tokens, std::uint64_t salt) const;
 
-  // Publishes a block that holds these block_size tokens, after those of `parent` and the blocks before it; parent -1:
-  // it is the first. Several blocks may hold the same text. Does nothing if the parent is not published, or if there is
-  // no memory for an entry. CheckError if the block is published, or if there are not block_size tokens.
+  // Publishes a block that holds these block_size tokens, after the tokens of `parent` and the blocks before it; parent
+  // -1: it is the first. Several blocks may hold the same text. Does nothing if the parent is not published, or if
+  // there is no memory for an entry. CheckError if the block is published, or if there are not block_size tokens.
   void publish(int block, int parent, std::span<const common::Token> tokens, std::uint64_t salt);
 
   bool contains(int block) const { return entries_.contains(block); }
@@ -54,7 +54,7 @@ class PrefixCache {
   // Evictable blocks, the next one to be evicted first.
   const std::list<int>& evictable() const { return evictable_; }
 
-  // Forgets all blocks, and returns those that were evictable: they are free.
+  // Forgets all blocks, and returns the evictable ones: they are free.
   std::vector<int> reset();
 
   // Counts a sequence's lookup, which has found num_blocks blocks.

@@ -119,7 +119,7 @@ int KvCacheManager::max_reservable(SequenceId sequence) const {
 
 bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_tokens) const {
   std::int64_t num_blocks = 0;
-  std::map<int, int> writers;  // how many of the sequences would write to it, by partly filled block
+  std::map<int, int> writers;  // by partly filled block: how many of the sequences would write to it
   for (const SequenceId sequence : sequences) {
     const Sequence& owner = find(sequence);
     num_blocks += blocks_needed(std::max(num_tokens - (capacity(sequence) - owner.length), 0), block_size_);
@@ -336,7 +336,7 @@ Usage KvCacheManager::usage() const {
   usage.cached = static_cast<int>(prefix_cache_.evictable().size()) * block_size_;
   usage.reserved = usage.total - num_available() * block_size_;
   // All owners of a block agree on how far it is filled: a shared block is never written to.
-  std::map<int, int> unused;  // slots, by block, of the few that are not full
+  std::map<int, int> unused;  // by block: empty slots, for the few blocks that are not full
   for (const auto& [id, sequence] : sequences_) {
     for (int i = sequence.length / block_size_; i < static_cast<int>(sequence.block_table.size()); ++i) {
       const int filled = std::max(0, sequence.length - i * block_size_);

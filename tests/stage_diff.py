@@ -76,7 +76,7 @@ except ImportError:
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# The order in which files are read, unless notes give another. A folder stands for all that is in it.
+# The order in which files are read, unless notes give another. A folder stands for everything in it.
 READING_ORDER = [
     "kv_cache_manager.h", "kv_cache_manager.cpp", "block_copy.h", "kv_cache.h", "kv_cache.cpp", "attention.h",
     "attention.cpp", "batch.h", "batch.cpp", "engine_options.h", "runner.h", "cpu_runner.h", "cpu_runner.cpp",
@@ -133,7 +133,7 @@ class Piece:
 class Hunk:
     heading: str  # the function, as git finds it
     lines: list
-    raw: list = dataclasses.field(default_factory=list)  # git's lines, including those of the namespace beside a change
+    raw: list = dataclasses.field(default_factory=list)  # git's lines, including namespace lines beside a change
     pieces: list = dataclasses.field(default_factory=list)
     has_note: bool = False
 
@@ -814,8 +814,8 @@ def line_class(line):
     return {"+": "add", "-": "del", " ": "same"}[line.kind]
 
 
-# A box of code side by side needs a window of this many pixels for lines of so many characters; in a narrower one it is
-# shown as one column. By tens of characters: each has a rule in the page's style sheet.
+# The lengths of lines, in characters, for which a box of code side by side needs a window of its own width
+# (window_for); in a narrower window it is shown as one column. Each length has a rule in the page's style sheet.
 LINE_LENGTHS = range(60, 131, 10)
 NUM_FIRST = 5  # places that a reader is sent to first
 

@@ -187,7 +187,7 @@ std::string read_prompt(const std::string& path) {
   std::string text;
   try {
     text.assign(std::istreambuf_iterator<char>(input), {});
-  } catch (const std::ios_base::failure&) {  // what a device's error is, unlike the end of a file
+  } catch (const std::ios_base::failure&) {  // for a device's error, but not for the end of a file
     input.setstate(std::ios_base::failbit);
   }
   if (!input) {

@@ -79,7 +79,7 @@ class Settings {
     return result;
   }
 
-  // Returns the setting's name. Throws InputError if there is none of that name, or the value is not one of its own.
+  // Returns the setting's name. Throws InputError if there is no setting of that name, or if it cannot have the value.
   std::string set(std::string name, const std::string& value) {
     std::replace(name.begin(), name.end(), '-', '_');
     for (const Setting& setting : settings_) {
@@ -118,7 +118,8 @@ std::string expanded(const std::string& path) {
 // "1 message", "3 messages"
 std::string count_messages(std::size_t count) { return format("%zu message%s", count, count == 1 ? "" : "s"); }
 
-// Throws InputError if opening the path could wait for ever, or would be no file that is whole at once.
+// Throws InputError if anything but a regular file is at the path: opening it could block for ever, or give a file only
+// in part.
 void check_regular(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
@@ -127,7 +128,7 @@ void check_regular(const std::string& path) {
   }
 }
 
-// Writes a file, or throws InputError and leaves the one that was there before as it was.
+// Writes the file whole, or throws InputError and leaves an earlier file as it was.
 void write_whole(const std::string& path, const std::string& text) {
   std::error_code error;
   const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);        // behind a link
@@ -279,7 +280,7 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
   }
 }
 
-// A line; or the lines up to one that does not end with a backslash; or those between two marks of three quotes.
+// A line, or the lines up to the first without a backslash at its end, or the lines between two marks of three quotes.
 LineInput Conversation::read_message(LineReader& reader, std::string& message) {
   const std::string more = "... ";
   LineInput input = reader.read("> ", message);

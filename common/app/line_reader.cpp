@@ -155,7 +155,7 @@ class LineReader::Editor {
     }
   }
 
-  // All up to the mark of a paste's end, in one piece: line ends in it end no message.
+  // A paste up to the mark of its end, in one piece: its line ends do not end the message.
   static unsigned char insert_paste(EditLine* edit, wint_t) {
     std::wstring text;
     for (wchar_t character = 0; el_wgetc(edit, &character) == 1;) {
@@ -208,7 +208,7 @@ LineReader::LineReader(std::string history_path) {
   if (edits) {
     editor_ = std::make_unique<Editor>(std::move(history_path));
   }
-  typing_->hold();  // libedit has set the terminal as programs expect it that know no libedit
+  typing_->hold();  // libedit has set the terminal for programs without libedit
 }
 
 LineReader::~LineReader() = default;

@@ -13,8 +13,8 @@ void print_note(const std::string& note);
 std::string state_path(const std::string& name);
 
 // Says that a program computes on the CPU although a GPU would do, and why. Where there is a GPU's driver, that is a
-// surprise: it is said in every run. Elsewhere it is what is to be expected: it is said on a terminal only, and again
-// only when the reason has changed.
+// surprise, and said in every run. Elsewhere it is expected: it is said on a terminal only, and again only when the
+// reason has changed.
 void note_cpu(const std::string& reason);
 
 // The last such reason, said or not; empty: there is none.

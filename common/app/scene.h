@@ -18,8 +18,8 @@
 
 namespace common {
 
-// A pool of blocks and who owns them. As JSON, the parts that the live page's records have too
-// (common/serving/pool_view.h) have the same names:
+// A pool of blocks and their owners. As JSON, it shares names with the live page's records
+// (common/serving/pool_view.h):
 //
 //   {"sizes": {"slots": 32, "block_size": 4, "blocks": 8, "host_blocks": 0}, "running": [ids], "waiting": [ids],
 //    "requests": [{"id": 0, "name": "A", "prompt": 6, "max": 13, "computed": 1, "host_blocks": 0, "preempted": false,
@@ -50,12 +50,12 @@ struct PoolState {
 
   int num_blocks = 0;
   int block_size = 0;
-  int num_host_blocks = 0;  // numbered behind those of the pool
+  int num_host_blocks = 0;  // numbered after the pool's blocks
   std::vector<Owner> running = {};
   std::vector<Owner> waiting = {};    // in the order of the queue
   std::vector<int> free_blocks = {};  // the next one to be taken first
   std::optional<std::vector<CachedBlock>> cached =
-      std::nullopt;                              // the next one to be evicted first; none: no such blocks
+      std::nullopt;                              // the next one to be evicted first; nullopt: no prefix cache
   std::vector<int> reference_counts = {};        // by block; empty: no block can have two owners
   std::vector<std::pair<int, int>> copies = {};  // from block to block, made by the last command
   std::vector<int> evicted = {};                 // by the last command
@@ -106,7 +106,7 @@ struct SceneScript {
   std::string first;                             // a sentence on what is there before the first command
   std::function<std::unique_ptr<Scene>()> make;  // the empty scene
   std::string setup;                             // commands that come before the first state, with ";" between them
-  std::string commands;                          // those that the lesson goes through
+  std::string commands;                          // the commands of the lesson, in order
 };
 
 // Makes the scene and carries out its setup.

@@ -17,7 +17,7 @@ class Shell {
   using Arguments = Words;
 
   // usage: the arguments, "NAME COUNT". Their number is checked before `run` is called. `run` prints to the stream that
-  // it is given: a shell may serve others than a terminal.
+  // it is given: not every shell is on a terminal.
   void add(const std::string& name, const std::string& usage, const std::string& help,
            std::function<void(const Arguments&, std::ostream&)> run);
 

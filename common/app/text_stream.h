@@ -30,7 +30,7 @@ class WordWrap {
   void begin_line();
 
   std::ostream& output_;
-  int columns_;  // those that are used: never the last one, after which terminals differ
+  int columns_;  // in use: never the last one, after which terminals differ
   int indent_;
   int at_;            // the column of the next character
   std::string word_;  // the last word, as far as it has been written

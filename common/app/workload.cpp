@@ -15,7 +15,7 @@ const std::string kOpening =
     "it.\" ";
 
 // Chosen so that no greedy choice is nearly tied (tests/common/test_llama.cpp measures this): the text is the same in
-// whatever order floats are added. The first five prompts are those of tests/golden/golden_greedy.json.
+// whatever order floats are added. The first five prompts are also in tests/golden/golden_greedy.json.
 std::array<WorkloadItem, 12> make_workload() {
   return {{
       {"The old woman opened the door and", 64},

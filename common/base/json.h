@@ -1,5 +1,5 @@
-// JSON documents of clients and for them. nlohmann's parser reads them, but its values can't hold them: to take a list
-// or an object down they allocate, and when that fails, as it may in the middle of handling a lack of memory, the
+// JSON documents from clients and for clients. nlohmann's parser reads them, but its values can't hold them: to take a
+// list or an object down they allocate, and when that fails, as it may in the middle of handling a lack of memory, the
 // program ends. Taking these values down needs no memory.
 #pragma once
 
@@ -19,8 +19,8 @@
 
 namespace common {
 
-// The names are those of nlohmann::ordered_json, and mean the same, but for a name that an object has twice: the last
-// value counts, and both are listed.
+// Functions have the names and meanings of nlohmann::ordered_json's. But if an object has a name twice, the last value
+// counts, and both are listed.
 class Json {
  public:
   struct Entry;
@@ -162,7 +162,7 @@ class JsonError : public InputError {
   using InputError::InputError;
 };
 
-// What reading a text makes of it, from above and without reading it.
+// Upper bounds of what reading a text makes of it, without reading it.
 struct JsonSize {
   std::size_t num_values = 0;  // names included
   std::size_t text_bytes = 0;  // of all texts and names

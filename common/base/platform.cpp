@@ -105,7 +105,7 @@ void write_escape(std::string_view text) {
   [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
 }
 
-// All that it calls may be called by a handler of signals.
+// Calls only functions that a signal handler may call.
 void restore_terminal() {
   if (are_pastes_marked != 0) {
     write_escape(kMarkNoPastes);

@@ -67,7 +67,7 @@ InputWait wait_for_input();
 // While typing is held, the terminal that standard input is connected to does not show what is typed, which waits until
 // it is read; Ctrl-C and Ctrl-Z work. For a line editor (`is_edited`), it is read character by character, and a paste
 // is marked as such (bracketed paste): it comes between ESC [200~ and ESC [201~. The destructor, and a signal that ends
-// the program, undo all that. Without a terminal nothing happens. At most one object exists at a time.
+// the program, restore the terminal. Without a terminal nothing happens. At most one object exists at a time.
 class HeldTyping {
  public:
   explicit HeldTyping(bool is_edited);
@@ -109,9 +109,9 @@ std::int64_t available_memory_bytes();
 // one needs them again; fetching them from the system page by page took a tenth of a prompt's time.
 void keep_freed_memory();
 
-// Threads that start from now on allocate from one heap, not each from its own: of those, release_freed_memory() can't
-// give back the ends, and after a burst of clients they were hundreds of megabytes. Small blocks, which most are, have
-// a cache for each thread all the same.
+// Threads that start from now on allocate from one heap. With a heap for each thread, release_freed_memory() can't give
+// back the heaps' ends, and after a burst of clients these were hundreds of megabytes. Small blocks, which most are,
+// have a cache for each thread all the same.
 void use_one_heap();
 
 // Gives the system back what the program keeps of freed memory.

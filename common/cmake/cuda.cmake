@@ -1,7 +1,7 @@
 # Whether the kernels are part of this build, and for which GPU.
 
-# The compute capabilities of this machine's GPUs, "8.9;9.0" for two kinds; those that the kernels run on, from 8.0 on,
-# and those that are too old.
+# The compute capabilities of this machine's GPUs, "8.9;9.0" for two kinds: usable ones, from 8.0 on, and those too old
+# for the kernels.
 function(course_find_gpus usable too_old)
   execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
                   OUTPUT_VARIABLE found RESULT_VARIABLE status ERROR_QUIET)

@@ -54,7 +54,7 @@ function(course_add_host_kernels name)
   endif()
 endfunction()
 
-# course_paged_on_host: common/paged/ for the executor, which has no wgmma, so that those kernels are never chosen.
+# course_paged_on_host: common/paged/ for the executor, which has no wgmma: kernels with wgmma are never chosen.
 function(course_add_paged_on_host)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/common/paged/*.cu ${PROJECT_SOURCE_DIR}/common/paged/*.cpp)
   course_add_host_kernels(course_paged_on_host ${sources})

@@ -1,7 +1,7 @@
 # Precompiled headers: parsing Eigen takes longer than compiling most files that use it.
 #
 # The files of common/ are compiled several at a time as well, because nlohmann-json and the standard library take long
-# to parse, too. (Those of a stage are not: they are what people change.)
+# to parse, too. (A stage's files are not: readers change them.)
 #
 # Every file still has to include what it uses; a build with COURSE_PRECOMPILE=OFF checks that.
 
@@ -15,7 +15,7 @@ function(course_precompile_eigen target)
   endif()
 endfunction()
 
-# Compiles a library's files six at a time, but for those with options of their own.
+# Compiles a library's files six at a time, except files with options of their own.
 function(course_compile_together target)
   if(COURSE_PRECOMPILE)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)

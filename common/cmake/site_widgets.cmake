@@ -1,7 +1,7 @@
 # The widgets of the course's site: build/site/widgets/.
 
-# What of a stage and of common/ a widget needs, beside the stage's demo/scene.cpp. common/app/scene.cpp and the like go
-# into every stage's file.
+# The files of a stage and of common/ that a widget needs, besides the stage's demo/scene.cpp. common/app/scene.cpp and
+# the like go into every stage's file.
 set(course_scene_common app/scene base/check base/text base/utf8 app/words)
 set(course_scene_stage1 kv_cache_manager)
 set(course_scene_stage2 kv_cache_manager)
@@ -61,7 +61,7 @@ endfunction()
 # One stage's scenes, to WebAssembly inside one .js.
 function(course_compile_scene stage output)
   set(objects ${PROJECT_BINARY_DIR}/wasm)
-  # System headers beside those of Emscripten: only what is needed, since the machine's libc must not be found.
+  # Only the system headers that Emscripten lacks: the machine's libc must not be found.
   set(include ${objects}/include)
   file(MAKE_DIRECTORY ${include})
   find_path(COURSE_JSON_INCLUDE_DIR nlohmann/json.hpp)

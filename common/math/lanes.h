@@ -373,8 +373,8 @@ inline void scale_low_bits(const Integers& lanes, const Number& number, float sc
   map_low_bits<kBits>(lanes, number, scaled, out);
 }
 
-// Covers rows by kernels that hold the sums of up to four of them in registers: calls run(count, row) for four rows as
-// long as there are four, and once for those that are left. count is a constant, for a template's argument.
+// Covers rows by kernels that hold the sums of up to four of them in registers: calls run(count, row) for four rows at
+// a time, and once for the rows that are left. count is a constant, for a template's argument.
 template <typename Run>
 inline void by_rows(Eigen::Index num_rows, const Run& run) {
   Eigen::Index row = 0;

@@ -338,8 +338,8 @@ struct Q3_K {
   }
 
  private:
-  // The low four bits of scales 0 … 7 are the low nibbles of the first eight bytes, those of scales 8 … 15 the high
-  // nibbles. The high two bits are in the last four bytes: byte i has those of the scales i, i + 4, i + 8 and i + 12.
+  // The first eight bytes have the low four bits: of scales 0 … 7 in the low nibbles, of scales 8 … 15 in the high
+  // nibbles. The last four bytes have the high two bits: byte i of the scales i, i + 4, i + 8 and i + 12.
   // Four scales at a time:
   static void load_group_scales(const std::uint8_t* block, Integers& scales) {
     std::array<std::uint32_t, 3> words{};
@@ -354,8 +354,8 @@ struct Q3_K {
 };
 
 // 8 groups of 32, each with a scale and a minimum of six bits, in 12 bytes. The low six bits of bytes 0 … 3 are scales
-// 0 … 3, those of bytes 4 … 7 are minimums 0 … 3. Bytes 8 … 11 have the low four bits of scales and minimums 4 … 7,
-// whose high two bits are the high two bits of bytes 0 … 7. The scales go to lanes 0 … 7, the minimums to lanes 8 … 15.
+// 0 … 3, of bytes 4 … 7 minimums 0 … 3. Bytes 8 … 11 have the low four bits of scales and minimums 4 … 7, whose high
+// two bits are the high two bits of bytes 0 … 7. The scales go to lanes 0 … 7, the minimums to lanes 8 … 15.
 inline void load_six_bit_scales(const std::uint8_t* data, Integers& out) {
   // Four bytes at a time.
   std::array<std::uint32_t, 3> words{};

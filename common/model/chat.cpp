@@ -41,8 +41,8 @@ std::string format_names() {
   throw InputError(file.name() + ": chat template: " + reason + "; --chat-template takes one of " + format_names());
 }
 
-// A format by its name, as the template of its first model is. Without a default system prompt or dates: those are a
-// file's own.
+// A format by its name, as in its first model's template. Without a default system prompt or dates, which are a file's
+// own.
 ChatTemplate named(const std::string& name) {
   if (name == kQwen3) {
     return {.format = ChatFormat::kChatMl, .thoughts = Thoughts::kOfLastAnswer, .switches_thinking = true};
@@ -163,8 +163,8 @@ void replace_content(ChatMessage& message, std::string content) {
   }
 }
 
-// The last message that is a user's question, not the result of a tool in its place. That of Qwen 3's template: the
-// last message if there is none.
+// The last message that is a user's question, not the result of a tool in its place. As in Qwen 3's template, the last
+// message if there is no question.
 std::size_t last_question(std::span<const ChatMessage> messages) {
   for (std::size_t i = messages.size(); i > 0; --i) {
     const std::string& content = messages[i - 1].content;
@@ -275,7 +275,7 @@ void add_llama2(Pieces& pieces, const std::vector<ChatMessage>& messages) {
 }
 
 void add_llama3(Pieces& pieces, const ChatTemplate& chat_template, const std::vector<ChatMessage>& messages) {
-  // The day is the one that the program has where it is not told the day, so that a prompt is the same every day.
+  // The date that the template has for callers that state none, so that a prompt is the same every day.
   constexpr std::string_view kDates = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
   const auto add_header = [&](const std::string& role) {
     pieces.special("<|start_header_id|>");

@@ -21,8 +21,7 @@ namespace common {
 struct ChatMessage {
   std::string role;  // "system", "user" or "assistant"
   std::string content;
-  // In a reply: the tokens that the model drew. Encoding its text might give other tokens, and these are the ones that
-  // a cache holds.
+  // In a reply: the tokens that the model drew. Encoding its text might give other tokens, and a cache holds these.
   std::vector<Token> tokens = {};
 };
 
@@ -52,7 +51,7 @@ bool can_switch_thinking(const Gguf& file, const ChatOptions& options = {});
 std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
                                const ChatOptions& options = {});
 
-// The tokens that end a reply: those that end a text, and the template's own.
+// The tokens that end a reply: Tokenizer::ends(), and the template's own.
 std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer, const ChatOptions& options = {});
 
 // The same conversation as text, for reading. Do not encode this with parse_special to make a prompt: special

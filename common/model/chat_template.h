@@ -1,5 +1,5 @@
 // Which conversation a chat template prints. A GGUF file has the template of its model as a Jinja program. This is no
-// interpreter of Jinja: a program is known as a whole, by a hash of all that decides what it prints, or not at all.
+// interpreter of Jinja: a program is known as a whole, by a hash of everything that decides its output, or not at all.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct ChatTemplate {
   std::optional<std::string> system_prompt = std::nullopt;  // of a conversation that has none
 };
 
-// What decides what a Jinja program prints: its tokens, with one kind of quote, one way to name an attribute, literals
+// What decides a Jinja program's output: its tokens, with one kind of quote, one way to name an attribute, literals
 // that are added up joined, text outside of tags as literals, and without comments and blanks. Newlines and blanks
 // around tags are as transformers and llama.cpp have them: trim_blocks and lstrip_blocks are set.
 struct ChatProgram {

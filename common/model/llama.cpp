@@ -92,8 +92,8 @@ struct RotaryScaling {
 };
 
 // YaRN (Peng et al., arXiv 2309.00071) divides the frequencies of pairs that turn less than once over the context of
-// training, keeps those that turn more than 32 times, and goes from one to the other linearly in between. It also makes
-// scores larger, here by scaling q and k.
+// training, keeps the frequencies of pairs that turn more than 32 times, and goes from one to the other linearly in
+// between. It also makes scores larger, here by scaling q and k.
 RotaryScaling read_yarn(const Gguf& file, const std::string& prefix, const LlamaConfig& config, double factor) {
   const double trained_length = read_positive(file, prefix + "original_context_length", config.context_length);
   const double fast = read_positive(file, prefix + "yarn_beta_fast", 32.0);
@@ -160,7 +160,7 @@ std::vector<double> read_frequencies(const Gguf& file, const LlamaConfig& config
 
 // --- Architectures and their tensors -------------------------------------------------------------------------------
 
-// What an architecture does in a layer besides what all do.
+// What an architecture does in a layer beyond the common operations.
 struct Architecture {
   std::string_view name;   // in general.architecture, and before each of its keys
   std::string_view title;  // in errors

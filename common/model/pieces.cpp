@@ -123,7 +123,7 @@ class PieceScanner {
     cut(begin, end, [this](std::size_t from, std::size_t limit) { return gpt2_piece_end(from, limit); });
   }
 
-  // Each expression cuts the pieces that the one before has left.
+  // Each expression cuts the pieces that the expression before has left.
   void cut_by_default(std::size_t size) {
     const auto run_length = [](std::size_t at, std::size_t end, const auto& is_part) {
       std::size_t length = 0;
@@ -250,7 +250,7 @@ class PieceScanner {
 }  // namespace
 
 std::optional<PieceRule> find_piece_rule(std::string_view name) {
-  // Files name a rule by the model that had it first, or by a later one.
+  // Files name a rule by the model that had it first, or by a later model.
   static constexpr std::array<std::pair<std::string_view, PieceRule>, 8> kRules = {{
       {"gpt-2", PieceRule::kGpt2},
       {"smollm", PieceRule::kSmolLm},

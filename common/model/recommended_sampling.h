@@ -1,4 +1,4 @@
-// How a model wants its tokens drawn.
+// How a model's tokens should be drawn, by its file.
 #pragma once
 
 #include "common/math/sampling.h"
@@ -6,9 +6,9 @@
 
 namespace common {
 
-// For conversations, and for requests that do not say: temperature 0.7, top_k 40, top_p 0.95; in place of each of them
-// and of min_p and the repetition penalty, what the file recommends (general.sampling.temp, .top_k, .top_p, .min_p,
-// .penalty_repeat, as llama.cpp writes them). A recommendation that makes no sense is none.
+// For conversations, and for requests that do not say: temperature 0.7, top_k 40, top_p 0.95. For these, min_p and the
+// repetition penalty, the file's recommendations take precedence (general.sampling.temp, .top_k, .top_p, .min_p,
+// .penalty_repeat, as llama.cpp writes them). A recommendation that makes no sense is ignored.
 SamplingOptions recommended_sampling(const Gguf& file);
 
 // `chosen`, in which every option that still has its default value gets the file's recommendation.

@@ -42,8 +42,8 @@ bool StopStrings::found_after(std::span<const Token> reply) const {
   if (empty() || std::ssize(reply) <= min_tokens_) {
     return false;
   }
-  // One that the last token completes begins less than max_size_ bytes before that token. Tokens may have no bytes, and
-  // then more of them are needed.
+  // A string that the last token completes begins less than max_size_ bytes before that token. If tokens have no bytes,
+  // it takes more tokens.
   const std::size_t last_size = decode_(reply.last(1)).size();
   std::size_t count = std::min(reply.size(), max_size_ + 1);
   std::string tail = decode_(reply.last(count));

@@ -22,7 +22,7 @@ class StopStrings {
   using Decode = std::function<std::string(std::span<const Token>)>;
 
   StopStrings() = default;  // none
-  // None ends within the text of the reply's first min_tokens tokens, as in vLLM: it ends a reply that has more.
+  // As in vLLM, no string counts that ends within the text of the reply's first min_tokens tokens.
   // Throws InputError on an empty string, which would end every reply.
   StopStrings(std::vector<std::string> strings, Decode decode, int min_tokens = 0);
 
@@ -30,10 +30,10 @@ class StopStrings {
   // Whether the reply's last token completes one of them. To be asked after every token.
   bool found_after(std::span<const Token> reply) const;
   int min_tokens() const { return min_tokens_; }
-  // The bytes of the reply's text in which none ends.
+  // The bytes of the reply's text in which no end of a string counts.
   std::size_t num_passed(std::span<const Token> reply) const;
-  // The one that begins first in the text, of those that end after its first num_passed bytes; of several that begin
-  // there, the one that was given first.
+  // Of the strings that end after the text's first num_passed bytes, the first in the text; of several that begin at
+  // the same place, the first that was given.
   std::optional<std::string> first_in(std::string_view text, std::size_t num_passed = 0) const;
   // The text up to the first of them.
   std::string cut(std::string_view text, std::size_t num_passed = 0) const;

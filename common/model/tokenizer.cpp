@@ -198,7 +198,7 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
   return result;
 }
 
-// The byte that "<0x0A>" stands for. Throws InputError if the spelling is another.
+// The byte that "<0x0A>" stands for. Throws InputError on any other spelling.
 std::string decode_byte_spelling(const std::string& spelling) {
   constexpr std::string_view kDigits = "0123456789ABCDEF";
   const auto digit = [&](std::size_t at) { return spelling.size() == 6 ? kDigits.find(spelling[at]) : kDigits.npos; };

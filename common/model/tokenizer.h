@@ -27,9 +27,9 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
   ~Tokenizer();
 
-  // Text to tokens, without BOS. Spellings of user-defined tokens inside the text become those tokens; those of control
-  // tokens do when parse_special is set, and are ordinary text otherwise. Throws InputError, naming the byte offset, on
-  // invalid UTF-8, and on a byte that the vocabulary has no token for.
+  // Text to tokens, without BOS. Spellings of user-defined tokens inside the text become those tokens; spellings of
+  // control tokens do when parse_special is set, and are ordinary text otherwise. Throws InputError, naming the byte
+  // offset, on invalid UTF-8, and on a byte that the vocabulary has no token for.
   std::vector<Token> encode(std::string_view text, bool parse_special = false) const;
 
   // encode(), with BOS put in front if the model wants one (tokenizer.ggml.add_bos_token).

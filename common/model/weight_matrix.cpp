@@ -15,7 +15,7 @@ namespace common {
 namespace {
 
 // Up to this many tokens are multiplied by the blocks as these are unpacked; with more, it pays to unpack a row into
-// the cache first. The limit is that of common/math/product.cpp, whose sums these products have to repeat.
+// the cache first. common/math/product.cpp has the same limit, and these products have to repeat its sums.
 constexpr Eigen::Index kFewTokens = 8;
 
 // How far ahead the weights are fetched. Rows follow each other in memory, so that this reaches the next ones too. A

@@ -44,7 +44,7 @@ void decode_attention(const Pages& pages, const BatchArrays& batch, const void* 
 
 // The kernels behind ragged_attention.
 enum class RaggedKernel {
-  kChosen,      // the one that suits the step (ragged_plan.cu)
+  kChosen,      // whichever suits the step (ragged_plan.cu)
   kShort,       // ragged_kernel.cuh, mma: few rows a warp
   kWide,        // ragged_kernel.cuh, mma: many rows a warp
   kWarpgroups,  // prefill_kernel.cuh, wgmma
@@ -53,10 +53,10 @@ enum class RaggedKernel {
 // How ragged attention computes. The defaults are used unless a test or a measurement sets something else.
 struct RaggedOptions {
   RaggedKernel kernel = RaggedKernel::kChosen;  // must serve the pages
-  int part_tokens = 0;  // contexts are cut into parts of at most so many tokens; 0: as the plan decides
+  int part_tokens = 0;                          // the most context that a part may have; 0: as the plan decides
   // The kernel may start while the previous launch in the stream still runs, and waits for it only before it ends
-  // itself. So neither may write what the other reads or writes, and whatever came before the previous launch must have
-  // finished when that one allows this one to start. Of the kernels, only kWarpgroups overlaps; plans are the same.
+  // itself. So neither may write what the other reads or writes, and all earlier work must have finished when the
+  // previous launch allows this one to start. Of the kernels, only kWarpgroups overlaps; plans are the same.
   bool beside_previous = false;
 };
 

@@ -90,7 +90,7 @@ struct WarpAttention {
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
       update_softmax(t, scores[t], num_tokens, scales);
-      // The two halves of a result have the layout of a left operand; transposed, they have that of a right operand.
+      // The two halves of a result have a left operand's layout and, once transposed, a right operand's.
       weights[t][0] = common::transpose(pack_weights(scores[t][0], scores[t][1]));
       weights[t][1] = common::transpose(pack_weights(scores[t][2], scores[t][3]));
     }

@@ -75,7 +75,7 @@ __device__ Position find(std::int64_t tile, const std::int64_t* tiles_before, in
 }
 
 // Where shares end. Sequences of nearly the same length need no share that spans two heads, and a share that ends where
-// its head ends stores only one partial result, or none: a second one costs about as much as ten tiles.
+// its head ends stores only one partial result, or none: a second result costs about as much as ten tiles.
 enum class Cut {
   kWithinHeads,   // each head is cut into `count` shares: few heads, of about the same length
   kBetweenHeads,  // each share has `count` whole heads: more heads than thread blocks
@@ -100,7 +100,7 @@ __device__ Cutting cut_line(std::int64_t total, int num_heads, const DecodeShape
   return {Cut::kAnywhere, static_cast<int>(shares), 0};
 }
 
-// Each head is cut into one share for each of its thread blocks: for at most as many heads as thread blocks.
+// Each head is cut into one share for each of its thread blocks: for no more heads than thread blocks.
 __device__ Cutting cut_within_heads(int longest, int num_heads, const DecodeShape& shape) {
   const int parts = min(min(shape.num_workers / num_heads, max_shares_of_head(shape)),
                         (longest + shape.min_tiles - 1) / shape.min_tiles);
@@ -138,7 +138,7 @@ __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads
   return longest_share(heads, total, longest) <= allowed ? heads : line;
 }
 
-// The share c if each head is cut into shares_per_head, or into as many as it has tiles if these are fewer.
+// Share c if each head is cut into shares_per_head shares, or into its single tiles if these are fewer.
 __device__ TileRange part_of_head(int c, int shares_per_head, const int* context_lengths, int num_kv_heads) {
   const int head = c / shares_per_head;
   const int part = c - head * shares_per_head;

@@ -51,10 +51,10 @@ constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType typ
   return static_cast<std::size_t>(bytes_in_all);
 }
 
-// The rings on chips whose thread blocks can have 99 KB of shared memory, which a multiprocessor has one of: those for
-// many heads where they fit for every group of up to 8, or up to 16, and else smaller ones. These chips need few copies
-// in flight: in the 600 ns that a copy takes, a multiprocessor's share of the memory's bandwidth is 3 KB on an L4, 5 KB
-// on an RTX 4090 and 7 KB on an RTX 3090. (On an H200 it is 21 KB.)
+// The rings on chips with 99 KB of shared memory for a thread block, and one thread block on a multiprocessor: the
+// rings for many heads where these fit for every group of up to 8, or up to 16, and else smaller ones. These chips need
+// few copies in flight: in the 600 ns that a copy takes, a multiprocessor's share of the memory's bandwidth is 3 KB on
+// an L4, 5 KB on an RTX 4090 and 7 KB on an RTX 3090. (On an H200 it is 21 KB.)
 inline constexpr std::size_t kSmallSharedBytes = std::size_t{99} << 10;
 
 constexpr DecodeRing small_decode_ring(ScalarType type, int head_dim, int group) {

@@ -90,7 +90,7 @@ class PagedKernels {
   virtual void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
                            int num_copies, cudaStream_t stream) const = 0;
 
-  // The memory that plan() and attend() need for any step in which no count exceeds that of `largest`.
+  // The memory that plan() and attend() need for any step whose counts do not exceed `largest`'s.
   virtual std::size_t workspace_bytes(const PageShape& shape, const StepArrays& largest) const = 0;
 
   // Prepares attend(): called once for each step, for all layers. The workspace begins at a multiple of 256 bytes.

@@ -6,13 +6,13 @@
 // Beside them, for heads of 128 dimensions:
 //
 // - Each of the four warps, one on each scheduler, converts 8,192 numbers: 256 for a thread, 2 instructions for each
-//   (float8.cuh), and some 200 for all else. A scheduler starts one instruction a cycle, so there is time for them.
+//   (float8.cuh), and some 200 for the rest. A scheduler starts one instruction a cycle, so there is time for them.
 // - Shared memory moves 128 bytes a cycle. The products fetch 160 KB, 1,280 cycles. K and V come as 32 KB, are loaded,
 //   and are stored as 64 KB, 1,024 cycles. It comes close, and no load or store may have bank conflicts.
 //
-// What is left is latency, since no other warp of the scheduler converts while this one waits. So a warp loads its part
-// of K or V whole before it converts the first number, and at once starts the copy of the next tile's part, which then
-// has the time of a tile.
+// Latency remains, since no other warp of the scheduler converts while this one waits. So a warp loads its part of K or
+// V whole before it converts the first number, and at once starts to copy its part of the next tile, which then has a
+// whole tile's time.
 #pragma once
 
 #include <cstdint>
@@ -56,10 +56,11 @@ struct TileConverter {
   Float8PrefillShared<kHeadDim>& shared;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Which vectors a thread converts: four neighbouring threads have four neighbouring vectors, and the next four those
-  // of another row. Eight threads access shared memory in one cycle. So the two rows are such that what these eight
-  // load lies in different banks, and what they store too: they store every other vector of a row, so one row is even
-  // and one is odd. And rows of 128 bytes differ in bit 2, which exchanges the halves of a row (page_layout.h).
+  // Which vectors a thread converts: four neighbouring threads have four neighbouring vectors, and the next four
+  // threads have four of another row. Eight threads access shared memory in one cycle. So the two rows are chosen for
+  // the loads of these eight to lie in different banks, and for their stores too: they store every other vector of a
+  // row, so one row is even and one is odd. And rows of 128 bytes differ in bit 2, which exchanges the halves of a row
+  // (page_layout.h).
   const int row = kHeadDim == 128 ? lane / 8 ^ (lane / 4 % 2 == 0 ? 0 : 5) : lane / 4;  // and the one 8 rows below
   const int vec = lane % 4;                                                             // and the one 4 further
   common::RingPosition<Shape::kStages> stage;
@@ -144,7 +145,7 @@ struct TileConverter {
     }
   }
 
-  // Loads the tiles of a piece of work, from the last to the one that begins with first_token.
+  // Loads the tiles of a piece of work, from the last to the tile that begins with first_token.
   __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
     const int last_tile = (num_seen - 1) / Shape::kTokens;
     const int first_piece = warp * kPieces;

@@ -17,9 +17,9 @@
 // - Weights are computed by the largest score of earlier tiles, before the largest of this one is known: see
 //   guess_weights().
 // - K and V are copied in the order in which products take them: K of a tile before V of the previous one.
-// - The tasks are those of ragged_plan.h, longest first. There are as many thread blocks as multiprocessors. A thread
-//   block gets its next task when it has copied all of the last one, and the first tiles of the next task arrive while
-//   the last one is still computed.
+// - The tasks are ragged_plan.h's, longest first. There is a thread block for each multiprocessor. A thread block gets
+//   its next task when it has copied all of the last one, and the first tiles of the next task arrive while the last
+//   one is still computed.
 // - A task may be a part of a context. Then its rows are stored as floats, for ragged_merge.cu.
 // - A task of up to 64 rows leaves one warpgroup without work: reading K and V then takes longer than the products.
 // - Tiles are computed from the last to the first. Only in the last one do rows see different tokens; only its scores
@@ -185,7 +185,7 @@ struct TileCopier {
     values.advance();
   }
 
-  // Loads the tiles of a piece of work, from the last to the one that begins with first_token, in the order in which
+  // Loads the tiles of a piece of work, from the last to the tile that begins with first_token, in the order in which
   // consumers take them (PrefillRows::attend): after the tiles that are computed alone, K of a tile before V of the
   // previous one. The place of that V is free later: behind it, K would come too late.
   __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
@@ -260,7 +260,7 @@ struct PrefillProducer {
     return work;
   }
 
-  // A thread copies the same vector of every kStep-th row. For rows that do not exist it repeats one that does.
+  // A thread copies the same vector of every kStep-th row. For rows that do not exist it repeats a row that does.
   __device__ __forceinline__ void copy_queries(const PrefillWork& work, int place) const {
     constexpr int kStep = common::kWarpgroupThreads / kVecs;
     const int vec = thread % kVecs;
@@ -314,8 +314,8 @@ struct PrefillRows {
   static constexpr int kTokens = Shape::kTokens;
   static constexpr int kSteps = kHeadDim / 16;
   using Weights = std::uint32_t[kTokens / 16][4];  // of a tile, packed
-  // Whether there are registers for a second set of weights, beside output, scores, the first set and 40 for all else.
-  // Then weights are computed before it is known what the largest score of the tile is.
+  // Whether there are registers for a second set of weights, beside output, scores, the first set and 40 for the rest.
+  // Then weights are computed before the tile's largest score is known.
   static constexpr bool kGuesses = kHeadDim / 2 + kTokens / 2 + 2 * (kTokens / 4) + 40 <= kRegisters;
   // Weights may exceed 1: the sum that divides the output at the end grows with them. So a larger score becomes the new
   // `largest` only if it exceeds the old one by more than kSlack, and the output is rarely rescaled. A weight of up to
@@ -436,8 +436,8 @@ struct PrefillRows {
     }
   }
 
-  // The largest scores of the thread's two rows in a tile, scaled. Both at once: while one row's were looked for, the
-  // other's exponentials, which take longest, would pause.
+  // The largest scores of the thread's two rows in a tile, scaled. Both at once: a search for one row would delay the
+  // other row's exponentials, which take longest.
   template <int kColumns>
   __device__ __forceinline__ void find_largest(float (&largest)[2]) const {
 #pragma unroll
@@ -528,10 +528,10 @@ struct PrefillRows {
     }
   }
 
-  // Computes a tile's weights as if it had no far larger score than those before. Nearly always that is so. Their sum
-  // tells: a weight that exceeds it exceeds kMostWeight too, or is infinite. Then the largest score is looked for, and
-  // they are computed again. So the tensor cores do not wait for a search of 64 scores in each thread, and its exchange
-  // between threads. Whether a row's `largest` is raised depends on its own scores alone.
+  // Computes a tile's weights as if it had no far larger score than the tiles before. Nearly always that is so. The
+  // weights' sum tells: a far larger score makes it exceed kMostWeight or become infinite. Then the largest score is
+  // looked for, and the weights are computed again. So the tensor cores do not wait for a search of 64 scores in each
+  // thread, and its exchange between threads. Whether a row's `largest` is raised depends on its own scores alone.
   __device__ __forceinline__ void guess_weights(Weights& to) {
     float sums[2];
     compute_weights(to, sums);
@@ -641,7 +641,7 @@ struct PrefillRows {
     common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);
   }
 
-  // Some row sees the tile's first `count` tokens. Computes as many columns, rounded up.
+  // Some row sees the tile's first `count` tokens. Computes `count` columns, rounded up.
   template <int kColumns = 32>
   __device__ __forceinline__ void add_last_tile(int tile, int count) {
     if constexpr (kColumns < kTokens) {
@@ -692,7 +692,7 @@ struct PrefillRows {
     }
   }
 
-  // What a warpgroup without rows does for as many tiles: it releases them, and passes its turns on.
+  // What a warpgroup without rows does for num_tiles tiles: it releases them, and passes its turns on.
   __device__ __forceinline__ void skip(int num_tiles) {
     for (int tile = 0; tile < num_tiles; ++tile) {
       wait_keys();

@@ -1,14 +1,14 @@
 // Lists the tasks of ragged attention, once for each step, on the device: the lengths never travel to the host.
 //
 // A task takes time in proportion to the tokens it sees. Thread blocks start in the order of the list, so the longest
-// tasks stand first and the short ones fill the gaps at the end, when no full wave is left. Of tasks that take about as
-// long, those of one sequence stand together: they read the same K and V, which then come from memory once, not once
-// for each of them.
+// tasks stand first and the short ones fill the gaps at the end, when no full wave is left. Among tasks that take about
+// as long, tasks of one sequence stand together: they read the same K and V, which then come from memory once, not once
+// for each task.
 //
 // A few new tokens after a long context are few tasks, each of them long: 16 tokens with a group of 4 are one task for
 // each kv head, and most multiprocessors would have nothing to do. So contexts are cut into parts, each a task of its
-// own, whose results a launch of its own joins (ragged_merge.cu). A part costs something too, so there are no more of
-// them than pay: the plan estimates how long the launch takes for 32 lengths of a part, and takes the best.
+// own, whose results a launch of its own joins (ragged_merge.cu). A part costs something too, so there are only as many
+// parts as pay: the plan estimates how long the launch takes for 32 lengths of a part, and takes the best.
 #include <algorithm>
 #include <climits>
 
@@ -25,7 +25,7 @@ constexpr int kWarps = kThreads / 32;
 
 // The estimate's unit is the time that a task takes for kPartTokens tokens.
 constexpr int kTaskCost = 1;   // of a task, whatever its length: nothing is computed before its first tile is there
-constexpr int kPartCost = 2;   // the same of a part, which stores floats
+constexpr int kPartCost = 2;   // of a part, likewise; a part stores floats
 constexpr int kMergeCost = 2;  // of a launch
 
 struct RaggedLengths {
@@ -51,7 +51,7 @@ struct RaggedLengths {
             .end_token = seen_by_first + (end_row - 1) / group,
             .num_parts = 1};
   }
-  // The length that decides a task's place in the list: for those that see nearly all of the context, all of it.
+  // The length that decides a task's place in the list: the whole context for tasks that see nearly all of it.
   __device__ int listed_length(const RaggedTask& task) const {
     const int context = context_lengths[task.sequence];
     return task.end_token >= context - context / 8 ? context : task.end_token;
@@ -128,14 +128,14 @@ __device__ int max_of_warp(int x) {
 // The step's whole tasks, by length.
 struct Histogram {
   const int* lengths;  // [kThreads]: of the bucket's longest task, in units
-  const int* tasks;    // [kThreads]: how many are in this bucket and all before, so the longer ones
+  const int* tasks;    // [kThreads]: how many are in this bucket and in all before, of longer tasks
   const int* units;    // [kThreads]: their tokens
   int num_kv_heads;
   const RaggedShape& shape;
 
-  // How long the launch takes if no part is longer than part_units: INT_MAX if there is no room for so many parts. For
-  // a whole warp. Thread blocks take the longest tasks first. So a task starts at the latest when all that is longer is
-  // shared out evenly, and no later than after as many of the longest as each thread block has had before it.
+  // How long the launch takes if no part is longer than part_units: INT_MAX if there is no room for the parts. For a
+  // whole warp. Thread blocks take the longest tasks first. So a task starts no later than all longer tasks take when
+  // shared out evenly, and no later than its thread block's earlier tasks take if each is as long as the longest.
   __device__ int estimate(int part_units) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     int num_parts = 0;
@@ -156,7 +156,7 @@ struct Histogram {
     const int tasks_cut = num_cut == 0 ? 0 : tasks[num_cut - 1];
     const int units_cut = num_cut == 0 ? 0 : units[num_cut - 1];
     const int longest = num_parts > 0 ? part_units + kPartCost : lengths[0] + kTaskCost;
-    // When the last of the `count` longest tasks of one head ends, which take `cost` together, and itself `own`.
+    // When the last of a head's `count` longest tasks ends. Together they take `cost`, and the last takes `own`.
     const auto end_of = [&](int count, int cost, int own) {
       const int evenly = static_cast<int>((std::int64_t{cost} * num_kv_heads - own) / shape.num_workers);
       const int in_turn = static_cast<int>((std::int64_t{count} * num_kv_heads - 1) / shape.num_workers) * longest;

@@ -22,7 +22,7 @@ struct RaggedTileOf {
 // A context is cut at multiples of this number of tokens, which is a whole number of every kernel's tiles.
 inline constexpr int kPartTokens = 128;
 
-// 48 bytes: all that a thread block needs to know before its first copy.
+// 48 bytes: what a thread block needs to know before its first copy.
 struct alignas(16) RaggedTask {
   int sequence;       // -1: nothing to do
   int first_row;      // the task's first row

@@ -48,8 +48,8 @@ struct SplitStep {
         num_chunk_tokens(chunks.num_sequences == 0 ? 0 : step.num_tokens - step.num_decodes),
         query_starts(step.query_starts == nullptr ? nullptr : step.query_starts + step.num_decodes) {}
 
-  // Side by side only if every multiprocessor then has two tasks of ragged attention or more: with fewer, some of them
-  // begin when decode attention has ended, and all wait for those.
+  // Side by side only if every multiprocessor then has two tasks of ragged attention or more: with fewer, some
+  // multiprocessors begin when decode attention has ended, and all wait for these.
   bool is_side_by_side(const PageShape& shape) const {
     const std::int64_t rows = std::int64_t{num_chunk_tokens} * chunks.num_heads;
     const int num_multiprocessors = common::device_limits().num_multiprocessors;
@@ -58,7 +58,7 @@ struct SplitStep {
            readers_of_memory() < num_multiprocessors;
   }
   DecodeOptions decode_options(const PageShape& shape) const {
-    // It may overlap the previous launch, which computes the rows or stores those of the chunks: what decode attention
+    // It may overlap the previous launch, which computes the rows or stores the chunks' rows: what decode attention
     // reads at once was written before that launch began.
     return {.num_multiprocessors = is_side_by_side(shape) ? readers_of_memory() : 0, .overlap_previous = true};
   }

@@ -78,7 +78,7 @@ Json error_json(int status, const std::string& message, const std::string& param
                            : status >= 500 ? "server_error"
                                            : "invalid_request_error";
   constexpr std::size_t kMaxParam = 64;  // bytes: it may be a client's own word
-  // What is a client's fault quotes the client.
+  // An error that is the client's fault quotes the client.
   Json error = {{"message", status >= 500 ? without_places(message) : message},
                 {"type", type},
                 {"param", nullptr},
@@ -348,8 +348,8 @@ class Completions : public ReplyBody {
     return choice;
   }
 
-  // vLLM's: what the request asked for that has ended the text, a stop text or a token; null: something else has, such
-  // as the model's own end.
+  // vLLM's: the request's stop text or stop token that has ended the text; null: something else has, such as the
+  // model's own end.
   Json stop_reason_of(std::size_t index, const Completion& completion) const {
     if (completion.finish_reason != FinishReason::kStop) {
       return nullptr;
@@ -369,13 +369,13 @@ class Completions : public ReplyBody {
     return stop.has_value() ? Json(*stop) : Json(nullptr);
   }
 
-  // The prompt's tokens but for its first one, for which there is no probability.
+  // The prompt's tokens except the first, which has no probability.
   std::span<const TokenLogprobs> scores_of(std::size_t index) const {
     const std::size_t count = wanted_.requests[index].request.prompt.size() - 1;
     return std::span(ticket_->result(num_written() + index).completions.at(0).logprobs).first(count);
   }
 
-  // vLLM's: for each token of the prompt, by token, its probability and those of the most likely ones.
+  // vLLM's: for each token of the prompt, by token, its probability and the most likely tokens'.
   Json prompt_logprobs(std::size_t index) const {
     const auto entry_of = [&](const TokenLogprob& entry, std::size_t rank) {
       return Json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", name_of(entry.token)}};
@@ -397,7 +397,7 @@ class Completions : public ReplyBody {
     const std::string& echo = wanted_.echoes[index];
     const auto is_echo = [&](const std::string& text) { return text == echo || text == " " + echo; };
     std::string decoded = model_.decode(prompt);
-    // What was sent may spell control tokens, but not the one that was put in front.
+    // The text that was sent may spell control tokens, but not the token that was put in front.
     const bool is_spelled = !is_echo(decoded);
     const bool has_added = is_spelled && !is_echo(model_.decode(prompt, true));
     decoded = is_spelled ? model_.decode(prompt.subspan(has_added ? 1 : 0), true) : decoded;
@@ -670,7 +670,7 @@ const Route* find_route(std::string_view path) {
 
 std::string allowed_methods(const Route& route) { return route.method == std::string("GET") ? "GET, HEAD" : "POST"; }
 
-// "a/b" of "a%2Fb". What is no escape stays.
+// "a/b" of "a%2Fb". Anything else stays.
 std::string unescaped(std::string_view text) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -686,7 +686,7 @@ std::string unescaped(std::string_view text) {
   return result;
 }
 
-// What a load balancer asks for: requests are sent to a server with 200, and to none with 503.
+// For load balancers: requests are sent to a server with 200, and to none with 503.
 ApiReply health_reply(const char* state, const std::string& failure = "") {
   Json document = {{"status", state}};
   if (!failure.empty()) {
@@ -854,7 +854,7 @@ std::optional<ApiReply> Api::refused(const ApiRequest& request) const {
 ApiReply Api::route(ApiRequest& request, const std::function<bool()>& is_gone) {
   const std::string& path = request.path;
   if (path == "/") {
-    // Whatever a text of a model or a client might smuggle in, it reaches no other server.
+    // Whatever a text of a model or a client might smuggle in, the page reaches no other server.
     const char* const policy =
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -1006,7 +1006,7 @@ ApiReply Api::complete(ApiRequest& request, bool is_chat, const std::function<bo
   return reply;
 }
 
-// A chat that the model's file has no known template for. The reason is the operator's, and was told at the start.
+// A chat without a known template in the model's file. The reason was given to the operator at the start.
 void Api::check_chat() const {
   if (!chat_problem_.empty()) {
     throw ApiError(400,

@@ -62,7 +62,7 @@ struct ApiReply {
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::unique_ptr<ReplyBody> stream = nullptr;  // in place of the body
   std::optional<ReplyFigures> figures = {};     // of the body's texts
-  std::string problem = {};                     // of an error, for the operator: clients are told no places of it
+  std::string problem = {};                     // of an error, for the operator: replies hide places in the code
 
   std::string_view body_text() const { return shared_body != nullptr ? *shared_body : body; }
 };
@@ -73,13 +73,13 @@ struct ApiOptions {
   MakeDemoPool make_demo_pool;
   bool pool_controls = false;  // clients may pause, step and restart the pool, and run the demonstration
   std::vector<std::string> cors_origins = {};  // whose pages may use the API: "https://example.org", or "*" for all
-  std::string chat_format = {};                // as ChatOptions; empty: that of the model's file
+  std::string chat_format = {};                // as ChatOptions; empty: the model file's own
   bool streams_wait = false;  // a stream begins with its first token: until then a proxy may ask another server
-  // What requests may make the server hold. Null: one of this machine's.
+  // What requests may make the server hold. Null: MemoryAccount::of_this_machine().
   std::shared_ptr<MemoryAccount> memory = nullptr;
 };
 
-// The header with a request's id: the client's own or, of a reply with texts, that of its body.
+// The header with a request's id: the client's own or, in a reply with texts, the body's.
 inline constexpr const char* kRequestId = "X-Request-Id";
 
 // An error in OpenAI's format. param: the wrong field, if there is one.
@@ -99,7 +99,7 @@ class Api {
   ApiReply handle(ApiRequest request, const std::function<bool()>& is_gone);
   // The reply to a request that is refused for its head alone, so that its body need not be read.
   std::optional<ApiReply> refusal(const ApiRequest& request) const;
-  // The reply with what a page of another site and a client's own id of the request need.
+  // The reply with the headers for a page of another site and for a client's own id of the request.
   ApiReply with_headers(const ApiRequest& request, ApiReply reply) const;
 
   const MemoryAccount& memory() const { return *options_.memory; }

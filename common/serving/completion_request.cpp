@@ -89,11 +89,11 @@ void refuse_with_beams(const Fields& fields, const Request& request) {
   }
 }
 
-// Where a list or an object has more entries, it is refused: each prompt of the request has a copy.
+// A list or an object with more entries is refused: each prompt of the request has a copy.
 constexpr std::size_t kMaxBiases = 1024;
 constexpr std::size_t kMaxStopTokens = 64;
 constexpr std::size_t kMaxPrompts = 1024;
-// Probabilities of tokens, those of the most likely ones included, of a request's prompts, and of its replies.
+// Token probabilities, the most likely tokens' included, of a request's prompts, and of its replies.
 constexpr std::size_t kMaxScores = 1 << 18;
 
 int vocabulary_of(const ServedModel& model) { return model.get().config().vocab_size; }
@@ -256,7 +256,7 @@ int max_new_tokens(const CompletionLimits& limits, int prompt_length, int num_te
   return std::max(std::min(length, limits.max_context) - prompt_length, 1);
 }
 
-// "n": as many as a step has room for.
+// "n": no more than a step has room for.
 int num_texts_of(const Fields& fields, const CompletionLimits& limits) {
   const Json* const value = fields.find("n");
   const bool is_whole = value == nullptr || value->is_number_unsigned();

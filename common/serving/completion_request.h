@@ -33,7 +33,7 @@ class ApiError : public std::runtime_error {
   std::string code_;
 };
 
-// Throws ApiError unless a request's model is the one that is served.
+// Throws ApiError unless the request wants the model that is served.
 void check_model(const std::string& wanted, const std::string& served);
 
 struct CompletionRequest {
@@ -46,7 +46,7 @@ struct CompletionRequest {
   bool is_chat = false;
   bool is_streamed = false;
   bool include_usage = false;      // whether the last event has the usage
-  bool has_running_usage = false;  // and each other event that of its text so far
+  bool has_running_usage = false;  // and each other event its text's usage so far
   bool has_logprobs = false;
   int num_top_logprobs = 0;                               // how many of the most likely tokens, besides the drawn one
   std::optional<int> num_prompt_logprobs = std::nullopt;  // "prompt_logprobs": the same, for the prompt's tokens
@@ -79,7 +79,7 @@ class Fields {
 struct RequestDefaults {
   std::string model_name;         // the only one that requests may have
   SamplingOptions sampling = {};  // of requests that do not say
-  std::string chat_format = {};   // as ChatOptions; empty: that of the model's file
+  std::string chat_format = {};   // as ChatOptions; empty: the model file's own
 };
 
 // The prompt of a chat: the model's template or, if there is none, the messages one after another, for the model to

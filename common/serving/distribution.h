@@ -1,4 +1,4 @@
-// Distributions of measured values: one form grows with each value, the other one does not.
+// Distributions of measured values: one form grows with each value, the other does not.
 #pragma once
 
 #include <cstdint>

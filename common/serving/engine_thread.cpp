@@ -237,7 +237,7 @@ class EngineThread::Sink : public RequestSink {
   }
 
   EngineThread& engine_thread_;
-  std::vector<std::optional<double>> last_tokens_;  // by sample: when its last one came
+  std::vector<std::optional<double>> last_tokens_;  // by sample: when its last token came
 };
 
 EngineThread::EngineThread(MakeEngine make_engine, const EngineThreadOptions& options,
@@ -264,7 +264,7 @@ std::unique_ptr<Ticket> EngineThread::submit(std::vector<ServedRequest> requests
   auto state = std::make_shared<Ticket::State>();
   const auto count = static_cast<int>(requests.size());
   state->entries.resize(requests.size());
-  // Made first: if there is no memory for it, nothing has been submitted that no client would wait for.
+  // Made first: without memory for it, a request would be submitted for which no client waits.
   std::unique_ptr<Ticket> ticket(new Ticket(*this, state));
   {
     const std::lock_guard lock(mutex_);
@@ -416,8 +416,8 @@ void EngineThread::loop() {
         }
       }
       goes_on = advance();
-    } catch (const std::exception&) {  // no request's fault: the engine fails only the one that throws
-      // This needs no memory. A fail() that has thrown is called again, with the first reason.
+    } catch (const std::exception&) {  // not one request's error: for that, the engine fails the request
+      // This allocates no memory. A fail() that has thrown is called again, with the first reason.
       failure = failure != nullptr ? failure : std::current_exception();
     }
   }
@@ -491,7 +491,7 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const
   ids.reserve(requests.size());
   for (const ServedRequest& request : requests) {
     const auto prompt_tokens = static_cast<int>(request.request.prompt.size() + request.request.forced.size());
-    // First: a rejected one ends in submit().
+    // First: a rejected request ends in submit().
     clients_[next_id_] = {state, arriving_.index, request.counted, prompt_tokens};
     arriving_.index += 1;
     const int id = engine_->submit(request, arrival, std::make_unique<Sink>(*this));
@@ -562,8 +562,8 @@ void EngineThread::recover() {
   }
 }
 
-// Refuses the requests that are being submitted, except those that the engine has received. Goes on where it was if it
-// has thrown before.
+// Refuses the requests that are being submitted and that the engine has not received. Goes on where it was if it has
+// thrown before.
 void EngineThread::refuse_arriving(const std::string& error) {
   if (arriving_.ticket == nullptr) {
     return;

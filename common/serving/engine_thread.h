@@ -65,8 +65,7 @@ class Ticket {
 
   // Waits for news, at most `timeout`, and returns the tokens since the last call, in order.
   std::vector<TokenEvent> wait(std::chrono::milliseconds timeout);
-  // Whether the engine has received all of the requests: those that it rejected have ended. Waits for that, at most
-  // `timeout`.
+  // Whether the engine has received all of the requests: rejected ones have ended. Waits for that, at most `timeout`.
   bool is_submitted(std::chrono::milliseconds timeout) const;
   // Whether there is a token or an end to return for wait(). Waits for that, at most `timeout`.
   bool has_news(std::chrono::milliseconds timeout) const;
@@ -112,7 +111,7 @@ class EngineThread {
   void restart(const PoolSizes& sizes);
   PoolSizes sizes() const;
 
-  // Only says from now on that the server will drain: requests can be sent elsewhere before they are
+  // From now on, the server only says that it will drain: requests can be sent elsewhere before they are
   // refused.
   void announce_drain() { is_drain_announced_ = true; }
   bool is_drain_announced() const { return is_drain_announced_; }
@@ -166,7 +165,7 @@ class EngineThread {
   void count(const StepReport* report = nullptr);
   void show(const StepReport* report = nullptr);
   void post(std::function<void()> command);
-  // For a client that has gone. Needs no memory: a destructor calls it.
+  // For a client that has gone. Allocates no memory, because a destructor calls it.
   void abandon(Ticket::State& state) noexcept;
 
   MakeEngine make_engine_;

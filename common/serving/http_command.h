@@ -21,7 +21,7 @@ struct HttpCommandOptions {
   std::optional<std::string> api_key;
   std::string api_key_file;
   std::string served_model_name;          // empty: the model's own
-  std::string chat_format;                // as ChatOptions; empty: that of the model's file
+  std::string chat_format;                // as ChatOptions; empty: the model file's own
   std::vector<std::string> cors_origins;  // as ApiOptions
   bool quiet = false;                     // no line for each request
   HttpOptions http;
@@ -39,8 +39,8 @@ struct HttpCommandOptions {
 // The environment variable with the API key, for when no option names one: it is not seen in a list of processes.
 inline constexpr const char* kApiKeyVariable = "COURSE_API_KEY";
 
-// The key that clients have to send: of --api-key, of the file, or of the environment; empty: none is needed. Throws
-// InputError if a key was meant and there is none, or one that no client can send.
+// The key that clients have to send, from --api-key, the file or the environment; empty: none is needed. Throws
+// InputError if a key was meant and there is none, or if no client can send it.
 std::string find_api_key(const HttpCommandOptions& options);
 
 // Throws InputError unless it is "*" or an origin as browsers send it: "https://example.org", "http://localhost:3000".
@@ -58,7 +58,7 @@ void add_http_options(Command& command, HttpCommandOptions& options);
 std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options);
 
 // Serves until SIGTERM or SIGINT, and for --drain-notice seconds after it; then completes the requests that have
-// arrived, and returns. --drain-seconds after the signal, those that have not ended are ended with an error. A second
+// arrived, and returns. --drain-seconds after the signal, requests that still run are ended with an error. A second
 // signal ends the program at once. Before it serves, there is nothing to complete, and the first signal does.
 void run_http(const ServedModel& model, const MakeEngine& make_engine, const HttpCommandOptions& options,
               std::unique_ptr<HttpServer> server);

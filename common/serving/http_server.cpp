@@ -157,8 +157,8 @@ struct Connection {
   bool has_news = true;                   // since the reader looked last
   SteadyTime since = SteadyClock::now();  // the connection's beginning, or the end of its last reply
   SteadyTime last_read = since;
-  SteadyTime body_since;        // when memory was granted for the body,
-  std::size_t body_before = 0;  // of which so many bytes had come
+  SteadyTime body_since;        // when memory was granted for the body
+  std::size_t body_before = 0;  // bytes of the body that had come by then
 };
 
 // Reads all bytes that have arrived. False: the connection is broken.
@@ -591,7 +591,7 @@ void HttpServer::Impl::accept_all() {
     set_flags(socket.get());
     const int yes = 1;
     setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
-    // What the system keeps for a client that does not read; otherwise megabytes for each of them.
+    // What the system keeps for a client that does not read; otherwise megabytes for each client.
     const int send_buffer = 1 << 17;
     setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer));
     waiting.emplace_back(std::move(socket), options.max_body_bytes, options.memory);

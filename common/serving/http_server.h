@@ -21,8 +21,8 @@ struct HttpOptions {
   // The time for a client to send the next part of its request, or to read the next part of the reply. The whole
   // request, counted from the previous reply or the connection's beginning, may take kWholeRequest times as long.
   std::chrono::milliseconds timeout{5000};
-  int max_connections = 1024;  // served at once, each by a thread; at most three times as many others wait
-  // Bodies are in it while they come in and are read. Null: one of this machine's.
+  int max_connections = 1024;  // served at once, each by a thread; at most three times that number wait
+  // Bodies are in it while they come in and are read. Null: MemoryAccount::of_this_machine().
   std::shared_ptr<MemoryAccount> memory = nullptr;
   // Called with each request that has been answered, by several threads at once.
   std::function<void(const AnsweredRequest&)> on_answered = nullptr;

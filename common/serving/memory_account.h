@@ -12,7 +12,7 @@ namespace common {
 
 class MemoryAccount {
  public:
-  // The limits are those of all requests together, and of one.
+  // The limits of all requests together, and of one.
   MemoryAccount(std::size_t in_all, std::size_t per_request) : in_all_(in_all), per_request_(per_request) {}
   // An eighth of the memory that the program can still take, half of that for one request.
   static std::shared_ptr<MemoryAccount> of_this_machine();
@@ -33,7 +33,7 @@ class MemoryAccount {
     }
     ~Share() { resize(0); }
 
-    // Makes the share this large; if that is not granted, it stays what it was. Needs no memory.
+    // Makes the share this large; if that is not granted, it stays what it was. Allocates no memory.
     Answer resize(std::size_t bytes) noexcept;
     std::size_t bytes() const { return bytes_; }
 

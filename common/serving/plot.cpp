@@ -92,7 +92,7 @@ class ChartDrawing {
     }
   }
 
-  // One of several points on the same pixel is enough.
+  // Of several points on the same pixel, one is enough.
   std::vector<Point> corners(const Curve& curve) const {
     std::vector<Point> result;
     for (const auto& [x, y] : curve.points) {

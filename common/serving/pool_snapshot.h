@@ -34,7 +34,7 @@ struct PoolSnapshot {
     std::span<const int> block_table;
     int length = 0;                  // tokens in the cache
     int id = 0;                      // used again once the sequence has ended
-    std::vector<Token> tokens = {};  // those in the cache, by position; empty: they have no text
+    std::vector<Token> tokens = {};  // the cached tokens, by position; empty: they have no text
   };
   struct Owner {
     int id = 0;                            // the request's
@@ -50,7 +50,7 @@ struct PoolSnapshot {
   std::vector<Owner> running = {};
   std::vector<Owner> waiting = {};                         // in the order of the queue
   std::vector<int> cached_blocks = {};                     // the next one to be evicted first
-  std::vector<std::span<const Token>> cached_tokens = {};  // theirs, in the same order
+  std::vector<std::span<const Token>> cached_tokens = {};  // the tokens of cached_blocks, in the same order
 };
 
 // The contents of a block.

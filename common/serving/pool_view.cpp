@@ -118,12 +118,12 @@ void PoolView::update(const EngineNews& news) {
     wants_whole_ = true;
     return;
   }
-  // A new pool's blocks and requests are not those of the one before, though they have the same numbers.
+  // A new pool's blocks and requests are not the old pool's, though they have the same numbers.
   const bool is_new = news.pool != pool_;
   pool_ = news.pool;
   const bool is_whole = wants_whole_.exchange(false) || is_new;
   publish(record_of(news, is_whole), is_whole);
-  // One that took long because the machine was busy counts little: the typical time at most doubles.
+  // A record that took long because the machine was busy counts little: the typical time at most doubles.
   const double end = now_seconds();
   record_seconds_ = std::min(end - begin, std::max(2.0 * record_seconds_, kLongRecordSeconds / 8.0));
   next_record_at_ = record_seconds_ > kLongRecordSeconds ? end + kPauseAfterLongRecord * record_seconds_ : end;

@@ -20,8 +20,8 @@
 //    "num_running": 1, "num_waiting": 0, "counters": {...}}
 //
 // Only requests that have changed are listed, with the sequences that have: a block table is what it was before entry
-// `from`, and then `blocks`; the texts are those before position `at`, and then `texts`. {"failure": "..."}: there is
-// no engine.
+// `from`, and then `blocks`; the texts are what they were before position `at`, and then `texts`. {"failure": "..."}:
+// there is no engine.
 #pragma once
 
 #include <atomic>
@@ -63,7 +63,7 @@ class PoolView {
     Watcher(const Watcher&) = delete;
     Watcher& operator=(const Watcher&) = delete;
 
-    // Waits for records, at most `timeout`, and returns those since the last call, oldest first.
+    // Waits for records, at most `timeout`, and returns all since the last call, oldest first.
     std::vector<std::string> read(std::chrono::milliseconds timeout);
     // Whether the next record has to be a whole one, which an update makes: at first, and when this client has read so
     // slowly that records are gone.

@@ -23,7 +23,7 @@ std::string escape(const std::string& text) {
   return result;
 }
 
-// The buckets of a histogram, each with those below it.
+// The buckets of a histogram, each with all below it.
 std::string to_text(const Distribution& values, const std::string& name, const std::string& labels) {
   std::string text;
   std::int64_t so_far = 0;

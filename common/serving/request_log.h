@@ -23,7 +23,7 @@ struct AnsweredRequest {
 // shortened, and escaped where it would do something to a terminal.
 std::string log_line(const AnsweredRequest& request);
 
-// Whether it is worth a line: what programs ask for every few seconds is not, unless something is wrong.
+// Whether it is worth a line: requests that programs send every few seconds are not, unless something is wrong.
 bool is_logged(const AnsweredRequest& request);
 
 }  // namespace common

@@ -222,7 +222,7 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
     };
   }
   const std::unique_ptr<ServedEngine> engine = make_engine(demand);
-  const NoteInterrupts interrupts;  // Ctrl-C ends the run, and all that is asked for is written
+  const NoteInterrupts interrupts;  // Ctrl-C ends the run, and everything asked for is written
   const ViewKind view_kind = has_texts ? options.view : ViewKind::kQuiet;
   std::unique_ptr<View> view = make_view(view_kind, std::cout);
   std::unique_ptr<TraceWriter> trace;
@@ -249,7 +249,7 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
   callbacks.is_ended = NoteInterrupts::is_noted;
   const std::vector<RequestResult> results = serve(*engine, requests, callbacks);
   const bool is_interrupted = NoteInterrupts::is_noted();
-  view.reset();  // a live one leaves its screen
+  view.reset();  // a live view leaves its screen
   for (const RequestResult& result : results) {
     tally.add(result);
   }
@@ -335,8 +335,7 @@ Command& add_serve_command(Program& program, ServeOptions& options, MakeEngineFo
   command.option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
   command.option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
   add_http_options(command, options.http);
-  // What is about requests: over HTTP each says it for itself. --seed stays: it is that of the first request without
-  // one.
+  // Options of requests: over HTTP each request has its own. --seed stays: the first request without a seed gets it.
   for (const char* const name :
        {"--prompt",       "--prompt-file", "--chat",          "--system",   "--max-new-tokens",
         "--temperature",  "--top-k",       "--top-p",         "--min-p",    "--repetition-penalty",

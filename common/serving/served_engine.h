@@ -22,8 +22,8 @@
 
 namespace common {
 
-// What the counters have of a request: its prompt and its texts. A prompt's log-probabilities are those of a reply that
-// is forced to be the prompt. That is the prompt alone and no text, or nothing, beside the request that has the texts.
+// What the counters count of a request: its prompt and its texts. For a prompt's log-probabilities, a request's reply
+// is forced to be the prompt. It counts as the prompt alone, or as nothing beside the request that has the texts.
 enum class Counted { kTexts, kPrompt, kNothing };
 
 // A request for one text, for several texts drawn from one prompt, or for the likeliest ones.
@@ -127,7 +127,7 @@ class ServedEngine {
   virtual std::optional<ReadLimit> measure_read_limit() = 0;
 };
 
-// What an engine has to be made for.
+// What an engine has to serve.
 struct EngineDemand {
   std::vector<ServedRequest> requests = {};  // every request that will arrive; empty: any that the model can serve
   std::optional<PoolSizes> sizes = {};       // in place of the options' sizes

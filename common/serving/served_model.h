@@ -19,7 +19,7 @@ class ServedModel {
   bool is_synthetic() const { return synthetic_.has_value(); }
   // "SmolLM2-135M" of "models/SmolLM2-135M.gguf", or the shape's.
   std::string name() const;
-  // The text of tokens. Random weights draw tokens that the session's tokenizer does not know; theirs are numbers.
+  // The text of tokens. Random weights draw tokens that the session's tokenizer does not know; their texts are numbers.
   std::string decode(std::span<const Token> tokens, bool show_special = false) const;
   std::string decode_text(std::span<const Token> tokens) const;  // as Tokenizer
 

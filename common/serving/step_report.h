@@ -16,15 +16,15 @@ struct BlockMove {
   int destination = 0;
 };
 
-// The drafts of a sequence in a step: guesses of how its text goes on. Those that have become text come first.
+// The drafts of a sequence in a step: guesses of how its text goes on. The drafts that have become text come first.
 struct SequenceDrafts {
   int request = 0;
   int sequence = 0;  // as in PoolSnapshot
   int position = 0;  // of the first
   std::vector<Token> tokens = {};
   int num_accepted = 0;  // of them
-  // What the model drew behind those, in place of the first one that was rejected, if any was. The cache lacks it as
-  // yet. Nothing if the sequence has ended.
+  // The token that the model drew behind the accepted drafts, in place of the first rejected one, if any. The cache
+  // lacks it as yet. Nothing if the sequence has ended.
   std::optional<Token> drawn = std::nullopt;
 };
 
@@ -68,7 +68,7 @@ struct StepTotals {
   std::int64_t padded_tokens = 0;
   std::int64_t drafted = 0;   // how often a sequence has computed drafts
   std::int64_t drafts = 0;    // these drafts
-  std::int64_t accepted = 0;  // those that have become text
+  std::int64_t accepted = 0;  // drafts that have become text
   std::int64_t slots_reserved = 0;
   std::int64_t slots_used = 0;
   std::int64_t running = 0;

@@ -34,7 +34,7 @@ void Tally::add(const StepReport& report) {
     slots_used_while_memory_short.add(share(report.usage.used), seconds);
   }
   running.add(report.num_running, seconds);
-  // Every sequence has one token, besides drafts, and none of them is a part of more: a request may have several
+  // Every sequence has one token, besides drafts, and none is part of a larger chunk: a request may have several
   // sequences.
   const int num_drafts = std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
   const auto num_sequences = static_cast<int>(report.num_queries.size());

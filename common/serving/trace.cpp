@@ -86,7 +86,7 @@ void TraceWriter::finish(std::span<const RequestResult> results) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     const auto id = static_cast<int>(i);
     const RequestResult& result = results[i];
-    name_lane(lane_of(id), format("request %d", id));  // one that was rejected has taken part in no step
+    name_lane(lane_of(id), format("request %d", id));  // a rejected request has taken part in no step
     if (result.admission > result.arrival) {
       write(span("waits", lane_of(id), result.arrival, result.admission).dump());
     }
@@ -109,7 +109,7 @@ void TraceWriter::write(const std::string& event) {
   is_first_ = false;
 }
 
-// One write for events and end: between two of them the file is whole.
+// One write for events and end: between two writes the file is whole.
 void TraceWriter::flush(bool is_last) {
   constexpr std::string_view kEnd = "\n]\n";
   if (can_seek_ || is_last) {

@@ -62,8 +62,8 @@ class Plain : public View {
     for (const int id : report.recomputed) {
       output_ << "  " << id << " preempted";
     }
-    // If the server runs ahead, tokens arrive a step after they were computed: a request's last ones when it is in the
-    // batch no more.
+    // If the server runs ahead, tokens arrive a step after they were computed: a request's last tokens when it is no
+    // longer in the batch.
     std::map<int, int> num_served;
     for (std::size_t i = 0; i < report.served.size(); ++i) {
       num_served[report.served[i]] = report.num_served[i];
@@ -92,8 +92,8 @@ class Plain : public View {
   std::map<std::pair<int, int>, std::string> written_;  // in this step, by request and sample
 };
 
-// The length in bytes of the character at `at`, and how many columns it takes. A byte that begins no character is one
-// of its own.
+// The length in bytes of the character at `at`, and how many columns it takes. A byte that begins no character counts
+// as a character.
 std::pair<std::size_t, int> character_at(std::string_view text, std::size_t at) {
   const std::size_t length = valid_utf8_length(text.substr(at));
   return {std::max<std::size_t>(length, 1), length > 0 ? display_columns(decode_utf8(text, at).code_point) : 1};
@@ -151,7 +151,7 @@ std::vector<std::string> broken(std::string_view text, int columns) {
   return lines;
 }
 
-// "queue  30 waiting: 12 13 14 and 27 more": as many as fit, in whole numbers.
+// "queue  30 waiting: 12 13 14 and 27 more": the ids that fit, and the count of the others.
 std::string queue_line(const std::vector<PoolSnapshot::Owner>& waiting, int columns) {
   std::string line = format("queue  %zu waiting:", waiting.size());
   for (std::size_t i = 0; i < waiting.size(); ++i) {
@@ -204,7 +204,7 @@ class Live : public View {
  private:
   static constexpr const char* kLeave = "\033[?25h\033[?1049l";
 
-  // As many as the screen has, or fewer.
+  // At most as many lines as the screen has.
   std::vector<std::string> lines(const PoolSnapshot& pool, const StepReport& report, TerminalSize size) const {
     constexpr int kColumnsOfIndex = 8;
     constexpr int kOtherLines = 4;  // head, queue, batch, legend
@@ -263,7 +263,7 @@ class Live : public View {
     return result;
   }
 
-  // The text's last lines, at most num_lines. If they are several, whole lines are left out, so that a text that grows
+  // The text's last lines, at most num_lines. If there are several, whole lines are left out, so that a text that grows
   // stands still until its last line is full.
   static std::vector<std::string> tail(std::string_view text, int columns, int num_lines) {
     constexpr std::size_t kBytesPerColumn = 2;                              // at most: the rest need not be looked at

@@ -42,8 +42,8 @@ int parse_position(const std::string& text) {
   return position;
 }
 
-// To four decimals. The last digits of a float depend on how a machine adds, so what lies in the middle between two
-// results, as many powers of two do, is not decided by them: it goes up.
+// Rounds to four decimals. The last digits of a float depend on how a machine adds, and must not decide about a number
+// halfway between two results, as many powers of two are: it goes up.
 double rounded(double value) { return std::floor(value * 1e4 + 0.55) / 1e4; }
 
 // "2.75": four decimals at most.
@@ -137,7 +137,7 @@ class SoftmaxScene : public common::Scene {
     const float previous = softmax_.row_max(0);
     softmax_.add(0, scores, {values.data(), count, 1});
     rescale_ = index == 0 ? 1.0 : std::exp(static_cast<double>(previous) - static_cast<double>(softmax_.row_max(0)));
-    for (double& weight : weights_) {  // those of earlier blocks, as they count from now on
+    for (double& weight : weights_) {  // the weights of earlier blocks, as they count from now on
       weight *= rescale_;
     }
     for (int i = 0; i < count; ++i) {

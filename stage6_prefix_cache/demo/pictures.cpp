@@ -29,7 +29,7 @@ constexpr double kPitch = (kRight - kLeft - kBlock) / 3.0;
 // A token is a character.
 std::vector<Token> tokens_of(const std::string& text) { return {text.begin(), text.end()}; }
 
-// Starts a sequence and computes what is not in the cache. Returns how many of its tokens were.
+// Starts a sequence and computes what is not in the cache. Returns how many of its tokens were cached.
 int start(KvCacheManager& manager, SequenceId sequence, const std::string& text) {
   const std::vector<Token> tokens = tokens_of(text);
   COMMON_CHECK(manager.allocate(sequence, tokens), "the picture's pool has room for it");

@@ -93,7 +93,7 @@ class PrefixScene : public common::Scene {
     return manager_.prefix_cache().find(tokens.first(tokens.size() - 1), 0);
   }
 
-  // Those that were cached and were taken for something else: the first in the order of eviction that are no hits.
+  // Cached blocks that were taken for other tokens: the first in the order of eviction that are no hits.
   void note_evicted(const std::vector<int>& cached, const std::vector<int>& hits, std::int64_t evictions_before) {
     evicted_.clear();
     const std::int64_t count = manager_.prefix_cache().statistics().evictions - evictions_before;

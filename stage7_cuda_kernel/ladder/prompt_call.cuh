@@ -61,7 +61,7 @@ struct Rows {
   int position;
 };
 
-// Those of thread block `tile`, num_rows of them if the sequence has as many; none if it has nothing to do.
+// The rows of thread block `tile`: num_rows, or fewer at a sequence's end; none if it has nothing to do.
 __device__ inline Rows find_rows(const PromptCall& call, int num_rows, int tile) {
   for (int sequence = 0; sequence < call.num_sequences; ++sequence) {
     const int start = call.query_starts[sequence];

@@ -39,7 +39,7 @@ struct Partial {
   float sum;
 };
 
-// A context is cut between blocks, into as many pieces as the host says, or as it has blocks: no piece is empty.
+// A context is cut between blocks, into `splits` pieces or, if there are fewer blocks, one for each: none is empty.
 __device__ int num_pieces(int length, int splits) { return min(splits, (length + kBlockTokens - 1) / kBlockTokens); }
 
 __device__ Vec load_vec(const Element* row, int vec) {

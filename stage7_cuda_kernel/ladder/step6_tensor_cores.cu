@@ -47,7 +47,7 @@ struct Partial {
   float sum;
 };
 
-// A context is cut between blocks, into as many pieces as the host says, or as it has blocks: no piece is empty.
+// A context is cut between blocks, into `splits` pieces or, if there are fewer blocks, one for each: none is empty.
 __device__ int num_pieces(int length, int splits) { return min(splits, (length + kBlockTokens - 1) / kBlockTokens); }
 
 constexpr int kSteps = kDimensions / 16;  // a product takes 16 dimensions

@@ -6,8 +6,8 @@
 // log2(e), so that weights are powers of 2.
 //
 // Threads that have seen different tokens each have a part of the result. Parts are joined by the same rule: rescale
-// each part to the largest score of all parts, then add. So the result is that of one pass, except for rounding; and
-// because parts are added in a fixed order, equal shares give equal bits.
+// each part to the largest score of all parts, then add. So the result is the same as in one pass, except for rounding;
+// and because parts are added in a fixed order, equal shares give equal bits.
 #pragma once
 
 #include <cmath>

@@ -49,7 +49,7 @@ std::vector<std::uint16_t> random_bf16(std::size_t size, std::uint64_t seed = 2)
 // One layer's K, or its V: random numbers in every slot.
 common::DeviceMemory random_pages(const PageShape& shape, std::uint64_t seed);
 
-// The memory of all that is measured: K's and V's.
+// The memory for K and V of everything that is measured.
 struct Pool {
   // Allocates `bytes` for K and V together, or what the device has if that is less.
   explicit Pool(std::int64_t bytes);

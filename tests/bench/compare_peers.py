@@ -101,7 +101,7 @@ class Prompts:
 
 ONE, MANY = Prompts("1x8192", (8192,)), Prompts("16x512", (512,) * 16)
 GROUPED = Shape(32, 8, 128)
-PROMPT_ROWS = [  # those of `build/kernel_bench ragged`
+PROMPT_ROWS = [  # as in `build/kernel_bench ragged`
     (GROUPED, ONE), (GROUPED, Prompts("4x2048", (2048,) * 4)), (GROUPED, MANY),
     (GROUPED, Prompts("4096 … 64", (4096, 2048, 1024, 512, 256, 128, 64, 64))),
     (GROUPED, Prompts("4x512 after 4096", (512,) * 4, 4096)),
@@ -110,7 +110,7 @@ PROMPT_ROWS = [  # those of `build/kernel_bench ragged`
 ]
 
 SMALL = Shape(32, 8, 64)
-CHUNK_ROWS = [  # those of `build/kernel_bench chunks`: sequences, new tokens of each, tokens before them
+CHUNK_ROWS = [  # as in `build/kernel_bench chunks`: sequences, new tokens of each, tokens before them
     (GROUPED, (1, 8, 4000)), (GROUPED, (1, 16, 4000)), (GROUPED, (1, 8, 32000)), (GROUPED, (1, 64, 1000)),
     (GROUPED, (1, 128, 8000)), (GROUPED, (1, 512, 16000)), (GROUPED, (1, 512, 32000)), (GROUPED, (1, 2000, 2000)),
     (GROUPED, (4, 64, 2000)), (GROUPED, (4, 16, 30000)), (GROUPED, (8, 256, 4000)), (GROUPED, (8, 32, 8000)),

@@ -58,8 +58,8 @@ std::vector<TimedCase> rows_of(const KernelBenchOptions& options) {
   return rows;
 }
 
-// What paging itself costs: the same kernel on as many bytes, without blocks and table, with blocks in order, and with
-// blocks in random order.
+// What paging itself costs: the same kernel on the same number of bytes, without blocks and table, with blocks in
+// order, and with blocks in random order.
 void print_paging(const common::Stream& stream, const Pool& pool, const std::vector<TimedCase>& rows,
                   std::ostream& output) {
   common::Table table({"heads", "cell", "contiguous", "blocks in order", "blocks shuffled", "difference"});

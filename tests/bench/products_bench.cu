@@ -38,7 +38,7 @@ struct LayerShape {
   }
 };
 
-// The first one's norms of heads are left out.
+// The first shape's head norms are left out.
 const LayerShape kLayers[] = {{"Qwen3 0.6B", 1024, 16, 8, 128, 3072},
                               {"Llama 3.2 1B", 2048, 32, 8, 64, 8192},
                               {"Llama 3 8B", 4096, 32, 8, 128, 14336}};

@@ -68,7 +68,8 @@ std::vector<Case> cases() {
           {"penalties, 300 biases, top-k, top-p", changed}};
 }
 
-// Microseconds of a draw from so many rows, the search for the largest logits included; without options: of that alone.
+// Microseconds of a draw from num_rows rows, the search for the largest logits included; without options: of the search
+// alone.
 double time_draws(const common::Stream& stream, int num_rows, const common::SamplingOptions* options,
                   const std::vector<float>& logits) {
   const common::DeviceArray<float> device_logits(logits);

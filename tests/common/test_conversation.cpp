@@ -94,7 +94,7 @@ class Folder {
   fs::path path_;
 };
 
-// What is answered to these lines.
+// The replies to these lines.
 std::string say(common::Conversation& conversation, const Folder& folder, const std::string& lines) {
   std::ofstream(folder.file("typed")) << lines;
   REQUIRE(std::freopen(folder.file("typed").c_str(), "r", stdin) != nullptr);

@@ -190,8 +190,7 @@ const ClientThread client_thread;  // of the tests
 
 using Texts = std::vector<std::vector<common::Token>>;
 
-// Waits for the end of all of the ticket's requests and returns each one's tokens. The result is empty if they do not
-// end.
+// Waits until all of the ticket's requests have ended, and returns the tokens of each. Empty if they do not end.
 Texts tokens_of(common::Ticket& ticket) {
   Texts tokens(ticket.size());
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -222,7 +221,7 @@ TEST_CASE("engine thread: wherever memory runs out in it, every request is answe
       const auto tokens = tokens_of(*ticket);
       is_armed = false;
       REQUIRE(tokens.size() == 3);
-      fixture.engine.restart(kSizes);  // after all that the thread still had to do
+      fixture.engine.restart(kSizes);  // after everything that the thread still had to do
       for (std::size_t i = 0; i < ticket->size(); ++i) {
         const std::string& error = ticket->result(i).error;
         CHECK((error == "not enough memory" || (error.empty() && tokens[i] == kAllTokens)));
@@ -267,9 +266,9 @@ TEST_CASE("engine thread: a client without memory can leave, and its requests en
   fail_allocations(Thread::kClient, 0, 1 << 20);
   ticket.reset();
   is_armed = false;
-  fixture.engine.restart(kSizes);  // after all that the thread still had to do
+  fixture.engine.restart(kSizes);  // after everything that the thread still had to do
   CHECK(fixture.engine.drained());
-  // One that leaves takes no other's requests along.
+  // A client that leaves takes no other client's requests along.
   fixture.engine.pause();
   ticket = fixture.submit(1);
   const auto other = fixture.submit(1);
@@ -280,7 +279,7 @@ TEST_CASE("engine thread: a client without memory can leave, and its requests en
 }
 
 TEST_CASE("engine thread: wherever memory runs out in a restart, its caller hears of it") {
-  // Of two failures, the second may be in what answers the first.
+  // Of two failures, the second may occur while the first is handled.
   const int num_failures = GENERATE(1, 2);
   Fixture fixture;
   bool goes_on = true;

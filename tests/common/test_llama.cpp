@@ -600,7 +600,7 @@ TEST_CASE("presets have as many parameters as the published models", "[llama]") 
   }
   CHECK(Llama::synthetic(common::find_preset("smollm2-135m").config, 1).num_parameters() == 134515008);
   CHECK_THROWS_AS(common::find_preset("llama-9"), common::InputError);
-  // More is checked of this one, because it is run beside other engines: its config.json, and its number of weights.
+  // More is checked of this model, because it is run beside other engines: its config.json, and its number of weights.
   const LlamaConfig& qwen3 = common::find_preset("qwen3-0.6b").config;
   CHECK((qwen3.vocab_size == 151936 && qwen3.hidden_size == 1024 && qwen3.feed_forward_size == 3072));
   CHECK((qwen3.num_layers == 28 && qwen3.num_heads == 16 && qwen3.num_kv_heads == 8 && qwen3.head_dim == 128));
@@ -726,7 +726,7 @@ TEST_CASE("keys that change the arithmetic are refused, unless their value chang
   CHECK(refusal_with("llama.rope.scaling.attn_factor", 2.0) == "llama.rope.scaling.attn_factor needs YaRN");
   CHECK(refusal_with("llama.rope.dimension_sections", 2) ==
         "metadata key \"llama.rope.dimension_sections\" is not known, and may change what the model computes");
-  // What converters write beside, and keys of no architecture.
+  // Keys that converters also write, and keys of no architecture.
   CHECK(refusal_with("llama.tensor_data_layout", std::string("Meta AI original pth")) == kNoComplaint);
   CHECK(refusal_with("llama.pooling_type", 3) == kNoComplaint);
   CHECK(refusal_with("llama.rope.scaling.finetuned", true) == kNoComplaint);

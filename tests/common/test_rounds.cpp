@@ -51,7 +51,7 @@ TEST_CASE("rounds: preempted for another, preempted by its own need, ended, resu
   draw(0, {{0, 5}, {1, 8}});  // a block for 0: 2 is preempted
   draw(1, {{0, 5}, {1, 9}});
   draw(0, {{0, 6}, {1, 9}});  // and then 1, which finds no block in its own turn
-  draw(0, {{0, 7}});          // 0 ends: the next turn is that of a later request, in a new round
+  draw(0, {{0, 7}});          // 0 ends: the next turn is a later request's, in a new round
   draw(1, {{1, 10}});
   draw(2, {{1, 10}, {2, 10}});
   CHECK(table.to_string() ==

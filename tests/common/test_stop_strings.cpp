@@ -109,7 +109,7 @@ TEST_CASE("stop strings: none ends within the first min_tokens tokens") {
   CHECK(stops_after({"END"}, {1, 4, 1, 4}, 4) == -1);
   CHECK(stops_after({"END"}, {1, 5, 6, 1}, 2) == 3);   // begins within them, and ends after them
   CHECK(stops_after({"END"}, {4, 0, 0, 1}, 2) == -1);  // a token without text ends none
-  CHECK(stops_after({"aba"}, {3, 3, 3}, 2) == 3);      // one that is passed by may overlap the one that counts
+  CHECK(stops_after({"aba"}, {3, 3, 3}, 2) == 3);      // a string that does not count may overlap the string that does
   CHECK(stream({"END"}, {1, 4, 1, 4}, 2) == Texts{"a", "", "ENDa", "", ""});
   CHECK(stream({"END"}, {1, 4, 1}, 3) == Texts{"a", "", "ENDa", ""});
   CHECK(stream({"END"}, {1, 5, 6, 1}, 2) == Texts{"a", "", "", "", ""});

@@ -751,7 +751,7 @@ TEST_CASE("Chat prompts follow the file's template") {
     CHECK(contains(refusal("{% if 'a"), not_supported));
     CHECK(contains(refusal(std::string(kPlainTemplate) + "!"), not_supported));
     CHECK(contains(refusal(std::string(kPlainTemplate) + " {{ '' ~ bos_token }}"), not_supported));
-    std::string larger = kPlainTemplate;  // a literal of which one byte differs
+    std::string larger = kPlainTemplate;  // one byte of a literal differs
     replace_all(larger, "assistant\\n", "Assistant\\n");
     CHECK(contains(refusal(larger), not_supported));
     CHECK(contains(refusal("{% raw %}" + std::string(kPlainTemplate) + "{% endraw %}"), not_supported));
@@ -1012,7 +1012,7 @@ TEST_CASE("A program that Jinja cannot read, or that prints more, is not the kno
   CHECK(is_known(replaced(one_line, "%}\n        {{-", "%}{{")));
   CHECK_FALSE(is_known(replaced(one_line, "%}\n        {{-", "% }{ {")));
   CHECK(is_known(known + "{#--#}  "));
-  CHECK_FALSE(is_known(known + "{#-#}  "));  // the sign is that of its begin
+  CHECK_FALSE(is_known(known + "{#-#}  "));  // the sign is part of its opening
 }
 
 TEST_CASE("A template of megabytes is read in the time that its length takes") {

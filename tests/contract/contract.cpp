@@ -137,7 +137,7 @@ TokenInputs one_hot_token(const AttentionShape& shape, int q_dimension, float qu
   return inputs;
 }
 
-// Appends the token's rows below those of `all`, so that all can be appended as one chunk.
+// Appends the token's rows below the rows of `all`, so that all can be appended as one chunk.
 void stack(const TokenInputs& below, TokenInputs& all) {
   if (all.empty()) {
     all = below;
@@ -396,7 +396,7 @@ TEST_CASE("slots of a freed sequence serve the next, and nothing old is read") {
   Random random(9);
   for (int round = 0; round < 20; ++round) {
     CAPTURE(round);
-    // Together they need the whole cache, so the slots of every round are those of the round before.
+    // Together they need the whole cache, so every round has the same slots as the round before.
     const int first_length = 2 * kBlockSize + 1 + round % 4;
     const int second_length = 2 * kBlockSize + 1 + round / 4 % 4;
     REQUIRE(sequences.start(2 * round, first_length));

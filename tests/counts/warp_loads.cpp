@@ -227,7 +227,7 @@ WarpScene record(int number, const GpuBatch& batch, const PagesInOrder& pages) {
     ordered_json counters;
   };
   std::vector<ShownLoad> shown;
-  int grid = -1;  // the one that loads K
+  int grid = -1;  // the grid that loads K
   std::map<char, int> totals;
   std::set<std::pair<char, Sector>> taken;
   std::int64_t bytes = 0;
@@ -280,7 +280,7 @@ WarpScene record(int number, const GpuBatch& batch, const PagesInOrder& pages) {
         }
         between.clear();
       });
-  std::set<int> blocks;  // logical ones, of which all tokens are drawn
+  std::set<int> blocks;  // logical blocks, whose tokens are all drawn
   const int block_size = pages.of(step.rows).shape.block_size;
   for (const ShownLoad& one : shown) {
     for (const Part& part : one.load.parts) {

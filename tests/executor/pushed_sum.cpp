@@ -120,7 +120,7 @@ TEST_CASE("pushed sums: the parts of all GPUs, in their order, with what the nex
   }
 }
 
-// The halves of a pair come by themselves. What is late still has the number of two sums before, or a row's first zero.
+// The halves of a pair come by themselves. A late half still has the number of two sums before, or a row's first zero.
 TEST_CASE("pushed sums: a column is added only when both of its pair's numbers are there, from every GPU") {
   Random random(5);
   for (int round = 0; round < 12; ++round) {

@@ -201,8 +201,8 @@ __global__ void arrive_by_copies(const float* from, float* to) {
 
 namespace {
 
-// Rows of 8 numbers, of which four matrices of 8 x 8 are loaded: of each 16 x 16 matrix, left above, left below, right
-// above, right below.
+// Rows of 8 numbers, for loading four matrices of 8 x 8 from each 16 x 16 matrix: top left, bottom left, top right,
+// bottom right.
 __device__ std::uint32_t row_address(const std::uint16_t* matrix, int columns, bool is_transposed) {
   const auto lane = static_cast<int>(threadIdx.x);
   const int row = lane % 16;

@@ -41,8 +41,8 @@ __global__ void read_fresh_static(float* out);
 __global__ void read_other_static(float* out);
 // Four words for each of 32 threads: the words before the copies are waited for, and after.
 __global__ void copy_without_waiting(const float* from, float* before, float* after);
-// Two groups: out is what the first one brought when one may be pending, [32, 4]; second: what the second one's place
-// holds then.
+// Two groups of copies. first: what the first group brought when one group may be pending, [32, 4]; second: what the
+// second group's place holds then.
 __global__ void copy_in_groups(const float* from, float* first, float* second);
 // num_tiles tiles of 128 floats through one buffer, by bulk copies and the phases of one barrier.
 __global__ void copy_tiles(const float* from, float* to, int num_tiles);
@@ -68,7 +68,7 @@ __global__ void load_by_lane(const float* from, float* to);
 __global__ void load_after_halves_met(const float* from, float* to);
 __global__ void share_strided(float* to, int stride);
 __global__ void share_vectors(float4* to);
-// 32 x 32 floats, with rows of so many words in shared memory.
+// 32 x 32 floats, with rows of row_words words in shared memory.
 __global__ void transpose_tile(const float* from, float* to, int row_words);
 struct Triple {
   float x;

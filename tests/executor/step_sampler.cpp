@@ -41,7 +41,7 @@ struct Step {
   std::vector<float> logits;        // [num_rows, vocab_size]
   std::vector<int> positions;       // by row: of its token
   std::vector<Token> tokens;        // by row; 0 where it is pending
-  std::vector<int> pending_rows;    // by row: that of the step before, which has drawn its token; -1: it is known
+  std::vector<int> pending_rows;    // by row: the row of the step before that drew its token; -1: it is known
   std::vector<Token> drawn_before;  // by row of the step before
 };
 
@@ -105,7 +105,7 @@ T one_of(common::Random& random, const std::vector<T>& values) {
 }
 
 stage::SamplingRow random_row(common::Random& random, int vocab_size) {
-  // Some tokens turn up again and again, and some there are not.
+  // Some tokens turn up again and again, and some do not exist.
   const auto token = [&] {
     const int size = random.below(2) == 0 ? 12 : vocab_size + 5;
     return static_cast<Token>(random.below(static_cast<std::uint64_t>(size))) - 2;
@@ -245,8 +245,8 @@ TEST_CASE("Samplers: the device draws what the host draws, whatever the options,
   }
 }
 
-// The device guesses from a sixteenth of a row how deep the tokens lie that top-k keeps, and lists those. Here the
-// tokens read are the likely ones, so the guess is too small, and most draws are of a token that is not listed.
+// The device guesses from a sixteenth of a row how deep the tokens lie that top-k keeps, and lists these tokens. Here
+// the tokens read are the likely ones, so the guess is too small, and most draws are of a token that is not listed.
 TEST_CASE("Samplers: the device draws what the host draws, where too few tokens are listed for top-k") {
   constexpr int kVocabSize = 6001;
   constexpr std::size_t kRows = 16;
@@ -272,8 +272,7 @@ TEST_CASE("Samplers: the device draws what the host draws, where too few tokens 
   CHECK(draw(device, 0, step) == draw(host, 0, step));
 }
 
-// Without top-k and top-p the device computes the sums of those tokens alone whose bounds are large. Here bounds
-// mislead.
+// Without top-k and top-p the device computes sums only for tokens whose bounds are large. Here bounds mislead.
 TEST_CASE("Samplers: with temperature alone the device draws what the host draws, wherever bounds are far from sums") {
   constexpr int kVocabSize = 9001;  // three blocks of threads
   constexpr std::size_t kRows = 24;

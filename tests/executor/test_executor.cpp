@@ -95,7 +95,7 @@ TEST_CASE("Executor: lanes shuffle in parts of a warp and together, in any order
 
 TEST_CASE("Executor: lanes that are not there or have ended do not vote") {
   const Seed seed(GENERATE(0, 1));
-  // 70 threads, of which 41 go on: warps of 32, of 9 and of none.
+  // 41 of 70 threads go on: warps of 32, of 9 and of none.
   const DeviceArray<unsigned> ballots(41);
   const DeviceArray<int> all(41);
   const DeviceArray<int> any(41);
@@ -208,7 +208,7 @@ TEST_CASE("Executor: what a block has not written to shared memory is NaN") {
       run(tests::read_fresh_static, 2, 32, 0, out.data());
       CHECK(are_nan(out.download(), 0, 64));
       run(tests::read_other_static, 2, 32, 0, out.data());
-      // Thread 16 and those after it read what threads 0 to 15 have written.
+      // Threads from 16 on read what threads 0 to 15 have written.
       CHECK(are_nan(out.download(), 0, 16));
       CHECK(out.download()[16] == 1.0F);
     }
@@ -296,8 +296,8 @@ TEST_CASE("Executor: bfloat16, float16 and float8 are rounded to the nearest num
   using common::executor::float_of_float8;
   using common::executor::float_of_half;
   using common::executor::half_of_float;
-  // Each number of a type is its own nearest. So is the even one of two neighbours for what lies half-way, and each of
-  // them for what lies a little nearer.
+  // Each number of a type is its own nearest. Half-way between two neighbours the even one counts as nearest, and a
+  // little to one side the neighbour on that side.
   const auto check_neighbours = [](const auto& of_float, const auto& to_float, unsigned last) {
     bool is_right = true;
     for (unsigned bits = 0; bits < last; ++bits) {

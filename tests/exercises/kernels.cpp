@@ -1,6 +1,6 @@
-// The kernels of stage 7, one at a time, on the executor: for those who write them. Each has to be right, and to ask of
-// memory no more than the idea needs. A count here is a limit: what the course's kernel asks for, put together in the
-// comment beside it.
+// The kernels of stage 7, one at a time, on the executor: for readers who write them. Each has to be right, and to ask
+// of memory no more than the idea needs. A count here is a limit: what the course's kernel asks for, put together in
+// the comment beside it.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The prefix cache a piece at a time: hashes, the table, publishing and the lookup, nothing of which evicts.
+// The prefix cache a piece at a time: hashes, the table, publishing and the lookup, without eviction.
 #include "tests/support/catch.h"
 
 #include <cstdint>

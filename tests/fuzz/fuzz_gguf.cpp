@@ -126,7 +126,7 @@ class Generator {
 
 constexpr std::array<std::uint8_t, 12> kInterestingBytes = {0, 1, 2, 3, 8, 9, 14, 30, 32, 127, 128, 255};
 
-// Numbers that have broken parsers: small ones, powers of two, the size of the file, and neighbours of those.
+// Numbers that have broken parsers: small ones, powers of two, the size of the file, and their neighbours.
 std::uint64_t pick_number(Generator& random, std::size_t size) {
   switch (random.below(4)) {
     case 0:

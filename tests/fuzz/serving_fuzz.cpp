@@ -1,5 +1,6 @@
 // Random requests that arrive, are cancelled, preempted and resumed, in pools that are far too small. Their texts are
-// compared with those of the same requests served alone. Every case is a function of its seed, which a failure prints:
+// compared with the texts of the same requests served alone. Every case is a function of its seed, which a failure
+// prints:
 //
 //   build/tests/serving_fuzz_stage8 --cases 300 --seed 1
 #include <cstdint>

@@ -99,7 +99,7 @@ class Pair {
     const auto actual = gpu_.append(sequence, tokens);
     REQUIRE(expected.has_value());
     REQUIRE(actual.has_value());
-    // Logits of up to 20, of sums of some thousand products in another order: 24 bits leave five digits of them.
+    // Logits are up to 20, and sum some thousand products in another order: 24 bits leave five digits.
     CHECK(compare(*actual, *expected, 2e-3F) == kNoDifference);
     check_pages(sequence);
   }
@@ -501,8 +501,8 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
   CHECK(equal(rows(1, 50), before));
   engine.manager().free(0);
   engine.manager().free(1);
-  // The same prompt again finds its blocks, and the logits after the last token are about those of a cold cache, whose
-  // K and V come from other products (gpu_runner.cpp has the tolerance).
+  // The same prompt again finds its blocks, and the logits after the last token are nearly a cold cache's, whose K and
+  // V come from other products (gpu_runner.cpp has the tolerance).
   const std::vector<Token> longer = some_tokens(60, 1);
   REQUIRE(engine.start(2, longer, 0));
   CHECK(engine.manager().length(2) == 48);

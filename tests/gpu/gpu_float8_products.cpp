@@ -215,8 +215,8 @@ TEST_CASE("GPU: the library's products of float8 and float8, against float64 of 
   WARN(report);
 }
 
-// What is rounded to float8 with a scale of a row is off by 2.6 % in the root mean square, of each token's activations
-// in 4 products of a layer. Twice that, because errors of early layers pass through the later ones, and through softmax
+// Rounding to float8 with a scale for each row is off by 2.6 % in the root mean square, for each token's activations in
+// 4 products of a layer. Twice that, because errors of early layers pass through the later ones, and through softmax
 // and silu.
 TEST_CASE("GPU Llama: float8 activations against float64, around the number of tokens from which on", "[gpu]") {
   if (const std::string reason = obstacle(); !reason.empty()) {
@@ -266,7 +266,7 @@ TEST_CASE("GPU Llama: float8 activations against float64, around the number of t
     const double error = (computed.cast<double>() - exact).norm() / exact.norm();
     CAPTURE(error);
     CHECK(error <= 2.0 * 0.026 * std::sqrt(4.0 * tiny.num_layers));
-    // Up to so many tokens, it is the same kernels.
+    // Up to `most` tokens, the kernels are the same.
     const int most = tiny.feed_forward_size > 8192 ? 64 : 128;
     CHECK((logits == without) == (*std::max_element(chunks.begin(), chunks.end()) <= most));
   }

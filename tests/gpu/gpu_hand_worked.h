@@ -1,9 +1,9 @@
 // A batch whose attention can be worked out by hand: 10 tokens behind a block table that jumps about.
 //
-// All keys are zero except that of token 9, which is 1 in dimension 0. V of token t is t in kv head 0 and 4 t in kv
-// head 1, in all dimensions: numbers that every type has. Query heads 0 and 2 are ln 3 * sqrt(head_dim) in dimension 0,
-// heads 1 and 3 are zero; heads 0 and 1 read kv head 0. So heads 0 and 2 give tokens 0 … 9 the weights 1, 1, … 1, 3,
-// and heads 1 and 3 give all of them the weight 1:
+// All keys are zero except token 9's, which is 1 in dimension 0. V of token t is t in kv head 0 and 4 t in kv head 1,
+// in all dimensions: numbers that every type has. Query heads 0 and 2 are ln 3 * sqrt(head_dim) in dimension 0, heads 1
+// and 3 are zero; heads 0 and 1 read kv head 0. So heads 0 and 2 give tokens 0 … 9 the weights 1, 1, … 1, 3, and heads
+// 1 and 3 give all of them the weight 1:
 //
 //   token 9, heads 0 and 1:  (0 + 1 + … + 8 + 3 * 9) / 12 = 5.25   and   (0 + 1 + … + 9) / 10 = 4.5
 //   token 8, which does not see token 9:  (0 + 1 + … + 8) / 9 = 4, for both

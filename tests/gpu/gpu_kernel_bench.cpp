@@ -16,8 +16,8 @@ using tests::GpuBatch;
 using tests::ScalarType;
 
 // The batch's K or V, a row of `capacity` tokens for each sequence and head: [sequence, kv_head, capacity, head_dim].
-// What no page holds stays NaN. The pages' blocks are copied as they are: the order of the vectors inside a row is that
-// of the row's number modulo 8, the same in a block as in a longer row.
+// What no page holds stays NaN. The pages' blocks are copied as they are: the order of the vectors inside a row depends
+// on the row's number modulo 8, which is the same in a block and in a longer row.
 std::vector<std::byte> without_blocks(const void* pages, const common::PageShape& shape,
                                       const std::vector<int>& lengths, const std::vector<int>& tables,
                                       const std::vector<int>& table_starts, int capacity) {

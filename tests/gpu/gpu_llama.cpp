@@ -278,7 +278,7 @@ TEST_CASE("GPU Llama: float8 weights against float64, by rows, by tiles and unpa
   tiny.num_heads = 7;
   tiny.num_kv_heads = 1;
   tiny.head_dim = 16;
-  // Rows for each way to divide the columns: short ones, those that fill the registers, and longer ones; the last two
+  // Rows for each way to divide the columns: short rows, rows that fill the registers, and longer rows; the last two
   // are also long enough for the kernel by tiles.
   tiny.feed_forward_size = GENERATE(272, 1808, 2064, 4112);
   tiny.write_head_dim = true;

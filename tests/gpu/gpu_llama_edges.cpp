@@ -91,7 +91,7 @@ TEST_CASE("GPU Llama: random weights keep activations at size 1 and depend on th
   const Matrix logits = logits_of(1);
   CHECK(tests::compare_bits(all_of(logits_of(1)), all_of(logits)) == kNoComplaint);
   CHECK(tests::compare_bits(all_of(logits_of(2)), all_of(logits)) != kNoComplaint);
-  // The mean of squares of 147,456 numbers of variance 1: within 2 percent of 1 but for fewer than one run in 10^7.
+  // The mean of squares of 147,456 numbers of variance 1: within 2 percent of 1, except in fewer than one run in 10^7.
   const double mean_square = logits.cast<double>().squaredNorm() / static_cast<double>(logits.size());
   CHECK(std::abs(mean_square - 1.0) < 0.02);
 }

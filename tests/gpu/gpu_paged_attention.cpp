@@ -284,9 +284,9 @@ TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", 
 
 #ifdef COURSE_PRODUCTION
 // Decodes that take longer than a chunk which fills every multiprocessor more than twice: with wgmma, the two run side
-// by side, and attend() has not finished before both have. Nothing watches the wait that the prefill kernel needs for
-// this (wait_for_previous_launch). Without it the test is green on an H100, and so was, in 20 of 20 runs, one in which
-// the launch before let ragged attention begin, took 2 ms, and wrote at its end what the launch after both read.
+// by side, and attend() has not finished before both have. No test watches the wait that the prefill kernel needs for
+// this (wait_for_previous_launch). Without it, this test is green on an H100. So was, in 20 of 20 runs, a test in which
+// the launch before let ragged attention begin, took 2 ms, and at its end wrote what the launch after both read.
 TEST_CASE("Paged attention: decodes and a large chunk, and the launch after them (stage 7, invariant 2)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

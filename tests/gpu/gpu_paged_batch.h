@@ -21,7 +21,7 @@ struct BatchContents {
   std::vector<int> table_starts;  // [num_sequences]
   int max_blocks = 0;
   std::vector<int> query_starts;
-  std::vector<int> slots;     // those of all cached tokens, sequence by sequence
+  std::vector<int> slots;     // of all cached tokens, sequence by sequence
   std::vector<float> keys;    // [slots.size(), num_kv_heads * head_dim]
   std::vector<float> values;  // [slots.size(), num_kv_heads * head_dim]
   std::vector<float> queries;

@@ -83,7 +83,8 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
       std::vector<int> table_starts = {0};
       std::vector<int> rows;
       std::vector<Matrix> expected;
-      // Sequences with one token come first, but for the first step: there, ragged attention computes the one as well.
+      // Sequences with one token come first, except in the first step: there, ragged attention computes that sequence
+      // as well.
       std::vector<int> order = {0, 1, 2, 3};
       std::stable_partition(order.begin(), order.end(),
                             [&](int s) { return lengths.front() > 0 && counts[static_cast<std::size_t>(s)] == 1; });
@@ -336,10 +337,10 @@ TEST_CASE("GPU: each of a sequence's tokens can have a row of logits, in a step 
     const std::vector<Token> prompt = some_tokens(150, 1);
     together.enqueue(step(prompt, 0, {149}));
     alone.enqueue(step(prompt, 0, {149}));
-    // In 16 bits, products of several rows round differently from those of one, and a row moves as a whole: its logits,
-    // which are 6.7 in size, moved by 0.28 at most, and with float8 K and V by 1.16. The largest of 2,048 normal
-    // numbers is 3.3 times their size: 0.013 and 0.05 of the row. Bounds are three times as far. A wrong row is 0.7
-    // away on average, and 1 in 300 pairs is nearer than 0.05 (1 in 50: 0.15).
+    // In 16 bits, products of several rows round differently from products of one row, and a row moves as a whole: its
+    // logits, which are 6.7 in size, moved by 0.28 at most, and with float8 K and V by 1.16. The largest of 2,048
+    // normal numbers is 3.3 times their size: 0.013 and 0.05 of the row. Bounds are three times as far. A wrong row is
+    // 0.7 away on average, and 1 in 300 pairs is nearer than 0.05 (1 in 50: 0.15).
     const double bound = type.kv_cache == stage::KvCacheType::kFloat8 ? 0.15 : 0.04;
     const bool is_exact = type.precision == stage::Precision::kFloat32;
     int length = 150;

@@ -37,7 +37,8 @@ class Rows {
  public:
   Rows(int vocab_size, int max_rows) : vocab_size_(vocab_size), sampler_(vocab_size, max_rows) {}
 
-  // used: every row's used tokens; the last one comes from the step's tokens, and every other one of those is pending.
+  // used: every row's used tokens. The last of them is the row's token in the step, which is pending in every other
+  // row.
   std::vector<Token> sample(const std::vector<float>& logits, const std::vector<SamplingOptions>& options,
                             const std::vector<Token>& used = {0}) {
     const auto num_rows = static_cast<int>(options.size());

@@ -1,5 +1,4 @@
-// Drafts on a GPU. In float32, every text is the one that plain decoding gives on the CPU (SPECULATION.md, invariant
-// 1).
+// Drafts on a GPU. In float32, every text is what plain decoding gives on the CPU (SPECULATION.md, invariant 1).
 #include <algorithm>
 #include <memory>
 #include <numeric>

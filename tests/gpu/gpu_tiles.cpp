@@ -47,7 +47,7 @@ int max_tokens(Tiles tiles) {
   return tiles == Tiles::kWide ? common::kMaxWideTokens : common::max_tiled_tokens(tiles == Tiles::kOfFloat8);
 }
 
-// Whether there are tiles of so many rows, that are shared among so many blocks.
+// Whether there are tiles of `rows` rows, each shared among `ranks` blocks.
 bool has_shape(Tiles tiles, int num_tokens, int rows, int ranks) {
   return tiles == Tiles::kWide ? rows <= 128 && ranks != 3
                                : rows <= 128 || num_tokens <= (tiles == Tiles::kOfFloat8 ? 64 : 32);
@@ -306,7 +306,7 @@ TEST_CASE("GPU tiles: what is done with the sums, for many tokens as for 64 at a
       LayerSizes{264, 24, 8, 8, true, true},  // too few rows, and not enough at once, for lanes to exchange pairs
       LayerSizes{328, 400, 80, 16, false, true});
   const int num_tokens = GENERATE(1, 64, 65, 100, 128);
-  // As in the engine; tiles of two sizes, and those that clusters share.
+  // As in the engine; tiles of two sizes, and tiles that clusters share.
   const tests::Cut cut = GENERATE(tests::Cut{}, tests::Cut{64, 1}, tests::Cut{128, 1}, tests::Cut{64, 2},
                                   tests::Cut{128, 4}, tests::Cut{64, 8});
   const int num_rows = std::max(sizes.num_cols, sizes.q_rows + 2 * sizes.kv_rows);

@@ -21,7 +21,7 @@ import openai
 PROMPTS = ["Once upon a time", "The king had a garden", "A wolf", "The old woman opened the door and"]
 
 
-# As `generate` draws: what is not given is as the model recommends it.
+# As `generate` draws: a value that is not given is the model's recommendation.
 UNCUT = {"top_p": 1, "extra_body": {"top_k": 0}}
 
 

@@ -566,7 +566,7 @@ def check_scenes(page, browser):
     check("the pool is as before", timeline is None)
 
 
-# How opaque the marks of evictions are: those that the counters do not have, and those that they have.
+# How opaque the marks of evictions are: of evictions that the counters do not have, and of those that they have.
 MARKS = """(() => { const context = timeline.canvas.getContext('2d'), marks = [], plain = context.strokeRect;
     context.strokeRect = function (x, y, width, height) { if (width === 5 && height === 6) marks.push([x, context.globalAlpha]); plain.call(context, x, y, width, height); };
     timeline.draw();

@@ -76,7 +76,7 @@ def check_loads(page, name, program, states):
     shown = page.evaluate(f"{SHOWN}('{name}')")["whole"]
     numbers = re.findall(r"[\d,.]*\d", shown)
     assert numbers[:4] == list(row), [numbers, row]
-    # A load's sectors are those that its lanes' bytes lie in.
+    # A load's sectors are the sectors that its lanes' bytes lie in.
     for before, state in zip(states, states[1:]):
         grown = {key: state["counters"][key] - before["counters"][key] for key in state["counters"]}
         sectors = {(token, sector) for _, token, first, size in state["parts"] for sector in range(first // 32, (first + size - 1) // 32 + 1)}

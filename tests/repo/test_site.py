@@ -519,7 +519,7 @@ class Repository(unittest.TestCase):
         # Stage 6 has no runner: what stage 7 has put into it is new there.
         self.assertRegex(other.read_text(encoding="utf-8"), r'<span class="name">runner\.h</span>[^/]*<span class="size">new, ')
         self.assertFalse(any(entry[0].endswith("-from-6.html") for entry in self.site.index))
-        # Whoever compares with stage 6 goes on doing so.
+        # A comparison with stage 6 goes on from page to page.
         self.assertIn('href="part2-from-6.html"', re.search(r"<article>.*</article>", other.read_text(encoding="utf-8"), re.DOTALL).group())
         for path in (self.out / "stage8_batching").glob("diff-6-8*.html"):
             text = path.read_text(encoding="utf-8")

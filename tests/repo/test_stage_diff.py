@@ -592,7 +592,7 @@ class Repository(unittest.TestCase):
             found = stage_diff.diff_check.differences(stage_diff.ROOT / before, stage_diff.ROOT / after)
             added, _ = stage_diff.diff_check.lesson_size(stage_diff.ROOT / before, found)
             self.assertIn(f"+{added:,} -", pair.size())
-            # All lines are there, except those of the namespace that git counts beside a change.
+            # All lines are there, except namespace lines that git counts beside a change.
             shown = sum(line.startswith("+") for line in lines)
             hidden = sum(bool(stage_diff.NAMESPACE_LINE.match(line.text)) and line.kind == "+"
                          for file in pair.files if file.kind == "changed" for hunk in file.hunks for line in hunk.raw)

@@ -22,7 +22,7 @@ import devtools
 WIDE, NARROW = (1400, 900), (390, 844)
 LESSON = "stage5_cow_beam/index.html"
 num_checks = 0
-# What is wider than the window, and in nothing that scrolls.
+# Elements that are wider than the window, and in nothing that scrolls.
 TOO_WIDE = """(() => {
     if (document.documentElement.scrollWidth <= innerWidth) return '';
     const wide = [...document.querySelectorAll('body *')].filter((element) => element.getBoundingClientRect().right > innerWidth + 1);
@@ -126,7 +126,7 @@ def check_headings(page, site):
     check("until one reads on", page.evaluate("[...document.querySelectorAll('.note')].findIndex((note) => note.classList.contains('active'))") > expected)
 
 
-# Lines of code of which a part cannot be seen, and what scrolls without saying so.
+# Lines of code that are partly hidden, and what scrolls without saying so.
 CUT = """(() => {
     for (const details of document.querySelectorAll('details')) details.open = true;
     const isCut = (line) => line.scrollWidth > line.clientWidth + 1 || line.getBoundingClientRect().right > line.closest('.box, .listing').getBoundingClientRect().right + 1;

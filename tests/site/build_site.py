@@ -122,7 +122,7 @@ class Site:
         self.code = {}  # path of a file or folder in the repository: path of its page
         self.pictures = set()
         self.written = {}  # page: its bytes
-        self.files = set()  # all that is written
+        self.files = set()  # everything that is written
         text = (root / "GLOSSARY.md").read_text(encoding="utf-8") if "GLOSSARY.md" in self.by_source else ""
         self.terms = glossary.read(text)
         self.pairs = {}
@@ -192,7 +192,7 @@ class Site:
         fragment = "#" + fragment if fragment else ""
         if path in self.by_source:
             other = self.by_source[path]
-            if page.start and page.stage == other.stage:  # who compares with that stage goes on doing so
+            if page.start and page.stage == other.stage:  # a comparison with that stage goes on
                 other = self.compared(other, page.start)
             return relative(page.target, other.target) + fragment
         found = self.code_page(path)

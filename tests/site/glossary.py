@@ -7,7 +7,7 @@ import re
 EVERYDAY = {"group", "round", "branch", "split", "merge", "step", "vector", "tile", "panel", "ring", "scale", "stream", "graph",
             "launch", "thread", "lane", "grid", "request", "sequence", "draft", "sink", "kernel", "greedy", "decode", "query",
             "commit", "publish", "reserve"}
-# ... and these nowhere: a weight is mostly the model's, a page mostly the one that is being read.
+# ... and these nowhere: a weight is mostly the model's, a page mostly the page that is being read.
 NEVER = {"weight", "value", "key", "length", "score", "page", "plan", "share"}
 ROW = re.compile(r"^\|\s*(?P<terms>[^|]+?) \((?P<stage>[1-8])\)\s*\|\s*(?P<meaning>[^|]*?)\s*\|")
 

@@ -101,7 +101,7 @@ def boxes_beside(pair, note):
                 if line.kind != " ":
                     break
                 around.insert(0, line)
-            # What a piece further down is in is not what git names above the hunk.
+            # A piece further down may be in another function than git names above the hunk.
             before = [line.text for part in hunk.pieces[:begin] for line in part.lines if line.kind != "-" and FUNCTION.match(line.text)]
             found = [Box(file, before[-1] if before else hunk.heading, around + [line for part in hunk.pieces[begin:end] for line in part.lines])]
         else:

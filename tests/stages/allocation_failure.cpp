@@ -363,7 +363,7 @@ void extend(Group& group, std::vector<common::Matrix> logits) {
 }
 
 // Runs the group for num_steps steps without a failure. In the next one, call k of operator new fails, for every k:
-// then the group is destroyed, for which there is no memory either, and all that it held is free.
+// then the group is destroyed, for which there is no memory either, and everything it held is free.
 template <typename Group, typename Options>
 void fail_in_step(const Options& options, int num_steps) {
   common::Request request = tests::sampled_request(kPromptLength, 4, 1.0F);

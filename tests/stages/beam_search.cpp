@@ -162,7 +162,7 @@ Expected enumerate(const common::Llama& model, const Request& request, double le
   return expected;
 }
 
-// The best text is the best of all; the others are those expected, with the same scores.
+// The best text is the best of all; the others are the expected texts, with the same scores.
 std::string compare_hypotheses(const BeamSearch& search, const Request& request, const Expected& expected) {
   if (search.hypotheses().size() != expected.hypotheses.size()) {
     return common::format("%zu texts, expected %zu", search.hypotheses().size(), expected.hypotheses.size());
@@ -255,7 +255,7 @@ class ByHand {
   stage::BeamSearch search_;
 };
 
-// Blocks of different texts are different ones: live branches share a block exactly if they agree up to its end.
+// Different texts have different blocks: live branches share a block exactly if they agree up to its end.
 int distinct_blocks(const Request& request, const std::vector<stage::Branch>& live, std::size_t block_size) {
   std::set<std::vector<Token>> prefixes;
   for (const stage::Branch& branch : live) {

@@ -20,7 +20,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
 
-// TESTS_STAGE(Blocks, stage2) makes a type Blocks that carries all that the templates below need of stage 2.
+// TESTS_STAGE(Blocks, stage2) makes a type Blocks that carries what the templates below need of stage 2.
 #define TESTS_STAGE(name, stage_namespace)                           \
   struct name {                                                      \
     using KvCache = stage_namespace::KvCache;                        \

@@ -1,6 +1,6 @@
 // A copy of blocks that fails once: it stays planned until it has been carried out. Compiled once a stage.
 //
-// The program has the stage's own cache, compiled here, but for copy_blocks(), which calls the stage's or throws.
+// The program has the stage's own cache, compiled here, except for copy_blocks(), which calls the stage's or throws.
 #include "tests/support/catch.h"
 #include "tests/support/stage_header.h"
 
@@ -149,7 +149,7 @@ std::vector<common::Matrix> logits_after_swaps(int fault) {
   const common::Token token = 5;
   REQUIRE(engine.append(1, {&token, 1}).has_value());
   REQUIRE(manager.swap_out(std::vector{1}));
-  REQUIRE(manager.swap_in(std::vector{0}));  // into the blocks that the other one leaves
+  REQUIRE(manager.swap_in(std::vector{0}));  // into the blocks that the other sequence leaves
   std::vector<common::Matrix> result;
   if (fault > 0) {
     calls_until_fault = fault;

@@ -1,5 +1,5 @@
-// A runner that computes as another one does, but for the faults that a test asks for: what an engine makes of failing
-// hardware, on any machine. For every stage from the seventh on.
+// A runner that computes as another runner does, except for the faults that a test asks for: what an engine makes of
+// failing hardware, on any machine. For every stage from the seventh on.
 #pragma once
 
 #include <functional>
@@ -26,8 +26,8 @@ class FakeRunner : public stage::Runner {
  public:
   explicit FakeRunner(std::unique_ptr<stage::Runner> inner) : inner_(std::move(inner)) {}
 
-  // The next `count` such calls throw, before they do anything or after they have done it all. Calls that copy nothing
-  // do not count.
+  // The next `count` such calls throw, before they do anything or after they have done everything. Calls that copy
+  // nothing do not count.
   void fail(RunnerCall call, int count = 1, bool is_done = false) { faults_[call] = {count, is_done}; }
   // Called with each batch before it is computed.
   void on_batch(std::function<void(const stage::RaggedBatch&)> see) { see_ = std::move(see); }

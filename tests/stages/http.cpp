@@ -53,7 +53,7 @@ namespace {
 const std::array<std::string, 4> kPrompts = {"Once upon a time", "The king had a garden", "A wolf",
                                              "The old woman opened the door and"};
 
-// With no cuts: what is not given would be as the model recommends it.
+// With no cuts: a value that is not given would be the model's recommendation.
 json completion_body(const std::string& prompt, int max_tokens, double temperature = 0.0) {
   return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", temperature}, {"top_k", 0}, {"top_p", 1}};
 }
@@ -290,7 +290,7 @@ TEST_CASE("stop strings end a text where they begin, streamed or not") {
   ApiFixture fixture;
   json body = completion_body(kPrompts[0], 40);
   const std::string whole = text_alone(kPrompts[0], 40, {});
-  const std::string stop = whole.substr(20, 5);  // from the middle of one word to that of another
+  const std::string stop = whole.substr(20, 5);  // from the middle of one word to the middle of another
   body["stop"] = {"never", stop};
   const common::ApiReply reply = fixture.post("/v1/completions", body);
   CHECK(text_of(reply) == whole.substr(0, whole.find(stop)));
@@ -821,7 +821,7 @@ TEST_CASE("the pool can be made anew, and what was in it is told so") {
   fixture.post("/pool/run", json::object());
   CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 8))) == text_alone(kPrompts[0], 8, {}));
 
-  // Who watches is told to forget the old pool's blocks, also those that a smaller one does not have.
+  // Watchers are told to forget the old pool's blocks, also blocks that a smaller pool does not have.
   PoolReader watched(fixture);
   REQUIRE_FALSE(watched.next()["cached"].empty());
   CHECK(fixture.post("/pool/restart", {{"slots", 8}}).status == 200);
@@ -1026,7 +1026,7 @@ TEST_CASE("HTTP: a page under a name that was pointed at this machine is refused
   // A target with a host counts, and not the field.
   CHECK(fixture.ask("GET http://example.org/v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n").status == 403);
   CHECK(fixture.ask("GET http://localhost/v1/models HTTP/1.1\r\nHost: example.org\r\n\r\n").status == 200);
-  // All addresses: what comes to this machine's own is held to the same.
+  // All addresses: requests to this machine's own are held to the same rules.
   ApiFixture open;
   common::HttpOptions options = HttpFixture::http_options(8, std::chrono::seconds(1));
   options.host = "0.0.0.0";

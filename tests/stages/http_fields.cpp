@@ -271,7 +271,8 @@ TEST_CASE("/metrics counts the prompts' tokens that were looked up in the prefix
   CHECK(counted() == std::pair<std::int64_t, std::int64_t>(length, 0));
   reply_to(fixture, body);
   CHECK(counted() == std::pair(2 * length, found));
-  // Texts that push each other out of the cache: what they find when they come back is no prompt that was looked up.
+  // Texts that push each other out of the cache: what they find when they are resumed does not count as a prompt that
+  // was looked up.
   body.update({{"max_tokens", 20}, {"temperature", 1}, {"ignore_eos", true}});
   body["prompt"] = {"Once upon a time there was", "Once upon a time there was"};
   reply_to(fixture, body);
@@ -303,12 +304,12 @@ TEST_CASE("a prompt whose probabilities alone are wanted may be as long as the c
   const json alone = reply_to(fixture, asked(most, {{"prompt_logprobs", 0}}));
   CHECK(text_of(alone).empty());
   CHECK(alone["choices"][0]["prompt_logprobs"].size() == most);
-  // Nothing has to be computed for what is only sent back.
+  // A prompt that is only sent back takes no computation.
   const json sent_back = reply_to(fixture, asked(most, {{"echo", true}}));
   CHECK(text_of(sent_back) == text_of(scored));
   json streamed = asked(most, {{"echo", true}, {"stream", true}});
   CHECK(streamed_text(read_all(*fixture.post("/v1/completions", streamed).stream)) == text_of(scored));
-  // The same scores as those of a text that goes on.
+  // The scores are the same in a text that goes on.
   const json shorter = {{"echo", true}, {"logprobs", 1}};
   json longer = shorter;
   longer["max_tokens"] = 1;
@@ -316,7 +317,7 @@ TEST_CASE("a prompt whose probabilities alone are wanted may be as long as the c
   json before = reply_to(fixture, asked(8, longer))["choices"][0]["logprobs"]["token_logprobs"];
   before.erase(before.size() - 1);
   CHECK(probabilities == before);
-  // One token more is none of the model's.
+  // One token more is too long for the model.
   for (const json& more : {json{{"echo", true}}, json{{"echo", true}, {"logprobs", 1}}, json{{"prompt_logprobs", 0}}}) {
     const json error = error_of(fixture.post("/v1/completions", asked(most + 1, more)));
     CHECK(error["code"] == "context_length_exceeded");
@@ -545,7 +546,7 @@ TEST_CASE("fields with wrong values are refused in one line that names them") {
   json echoed_chat = kChat;
   echoed_chat["echo"] = true;
   CHECK(fixture.post("/v1/chat/completions", echoed_chat).status == 400);
-  // What changes nothing is taken.
+  // Fields that change nothing are accepted.
   for (const json& body : {with("logit_bias", json::object()), with("stop_token_ids", json::array()),
                            with("min_tokens", 0), with("min_tokens", 2), with("echo", false)}) {
     CHECK(fixture.post("/v1/completions", body).status == 200);
@@ -646,7 +647,7 @@ TEST_CASE("one model by its name, the version, an icon, and the methods of a pat
   CHECK(header_of(method("GET", "/v1/completions"), "Allow") == "POST");
   CHECK(method("OPTIONS", "/v1/completions").status == 405);  // without --cors
   CHECK(fixture.post("/v1/embeddings", {{"input", "x"}}).body.find("embeddings") != std::string::npos);
-  // With a key, only what says nothing of the model is open.
+  // With a key, only paths that say nothing of the model are open.
   ApiFixture locked({.api_key = "secret"});
   for (const auto& [path, status] : {std::pair("/v1/models/tales-5m", 401), std::pair("/version", 200),
                                      std::pair("/favicon.ico", 200), std::pair("/health", 200)}) {
@@ -1098,7 +1099,7 @@ TEST_CASE("a beam search has all its texts, each with its end, whole or streamed
   const std::string best = text_of(plain);
   const std::vector<Token> tokens = tests::default_session().tokenizer.encode(best);
   json by_token = body;
-  // The likeliest text ends at once, and no other one can have a better sum.
+  // The likeliest text ends at once, and no other text can have a better sum.
   by_token.update({{"stop_token_ids", {tokens.front()}}, {"length_penalty", 0}});
   json by_text = body;
   by_text["stop"] = {best.substr(4, 3), "e"};
@@ -1183,7 +1184,7 @@ TEST_CASE("no two tokens of a list of log-probabilities have one name, whatever 
   tokens[1] = "<s>";
   tokens[2] = "</s>";
   std::vector<std::string> likely = {"<0xF0>", "<0x9F>", "A", "<0x41>", "<0xE2>"};
-  std::vector<std::size_t> ids;  // of the likely ones
+  std::vector<std::size_t> ids;  // of the likely tokens
   for (const auto& [rank, token] : ranked) {
     if (tokens[token].empty() && ids.size() < likely.size()) {
       tokens[token] = likely[ids.size()];
@@ -1243,7 +1244,7 @@ TEST_CASE("no two tokens of a list of log-probabilities have one name, whatever 
   CHECK(std::abs(whole["token_logprobs"][1].get<double>() - logprob_of(3)) < 1e-4);
   CHECK(std::abs(whole["top_logprobs"][1].at(common::format("token_id:%zu", ids[2])).get<double>() - logprob_of(2)) <
         1e-4);
-  // And those of a chat, which has the bytes themselves beside the names.
+  // And the log-probabilities of a chat, which has the bytes themselves beside the names.
   json chat = kChat;
   chat.update({{"logprobs", true}, {"top_logprobs", 20}, {"max_tokens", 8}, {"ignore_eos", true}});
   const json answered = json::parse(other.post("/v1/chat/completions", chat).body);
@@ -1363,7 +1364,7 @@ TEST_CASE("an echo that ends inside a character goes on with the reply, streamed
   body["stream"] = true;
   const std::string streamed = read_all(*fixture.post("/v1/completions", body).stream);
   CHECK(streamed_text(streamed) == text);
-  // One that nothing completes is shown as it is in a whole reply.
+  // A character that nothing completes is shown as in a whole reply.
   body["logit_bias"] = {{std::to_string(encode("b").back()), 100}};
   const std::string broken = streamed_text(read_all(*fixture.post("/v1/completions", body).stream));
   body["stream"] = false;

@@ -91,7 +91,7 @@ struct ApiFixture {
     };
   }
 
-  // A few of the program's commands, those that the tests use; and one that writes which buffer std::cout has.
+  // The few of the program's commands that the tests use, and one that writes which buffer std::cout has.
   static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
     shell.add("new", "NAME LENGTH", "", [&](const auto& arguments, std::ostream& output) {
       output << "made " << arguments[0] << "\n";

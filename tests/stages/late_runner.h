@@ -23,8 +23,8 @@ class LateRunner : public stage::Runner {
  public:
   explicit LateRunner(std::unique_ptr<stage::Runner> inner) : inner_(std::move(inner)) {}
 
-  // The call with this index, counted from 0, throws. is_done: enqueue and copy_blocks throw when they have done it
-  // all; a wait drops all steps that are in flight, and not only its own.
+  // The call with this index, counted from 0, throws. is_done: enqueue and copy_blocks throw when they have done
+  // everything; a wait drops all steps that are in flight, and not only its own.
   void fail(RunnerCall call, int index, bool is_done) { fault_ = {call, index, is_done}; }
   void fail_no_more() { fault_.reset(); }
   bool has_failed() const { return has_failed_; }
@@ -116,7 +116,7 @@ class LateRunner : public stage::Runner {
     results_.erase(work.step - std::min<std::uint64_t>(work.step, 2));
   }
 
-  // -1 where there is none to draw: as on a GPU, that is no matter of the other rows.
+  // -1 where there is no token to draw; as on a GPU, this does not affect the other rows.
   static common::Token drawn(const stage::RaggedBatch& batch, Eigen::Index row, const common::Matrix& logits) {
     try {
       return stage::sampled_token(batch, static_cast<std::size_t>(row),

@@ -38,7 +38,7 @@ namespace {
 const std::string kNoProblem;
 
 // Block table [7, 1, 3] in 8 blocks of 4, the example of the READMEs: eight one-block sequences hold blocks 0 to 7;
-// those of 3, 1 and 7 end, in this order, and the last block freed is the first to be used again.
+// the sequences of blocks 3, 1 and 7 end, in this order, and the last block freed is the first to be used again.
 void set_up_example(KvCacheManager& manager) {
   INFO("blocks of 4 tokens, 8 in the pool; eight sequences take one each");
   for (int sequence = 100; sequence < 108; ++sequence) {

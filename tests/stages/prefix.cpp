@@ -259,7 +259,7 @@ TEST_CASE("several blocks may hold the same tokens, and each is as good as the o
   REQUIRE(manager.allocate(3, 8));  // three free blocks, then the second block of sequence 1 is evicted
   CHECK(manager.prefix_cache().statistics().evictions == 1);
   manager.free(3);
-  CHECK(compute(manager, 4, text(6)) == 4);  // that of sequence 0 holds the same
+  CHECK(compute(manager, 4, text(6)) == 4);  // sequence 0's block holds the same
   CHECK(check_ledger(manager, 8, 2) == kNoProblem);
 }
 

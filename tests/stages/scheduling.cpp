@@ -112,7 +112,7 @@ struct Bench {
     }
   }
 
-  // "A4 B1": the groups and how many tokens each got. Those that are finished end.
+  // "A4 B1": the groups and how many tokens each got. Finished groups end.
   std::string step() {
     const stage::ScheduledStep step = schedule();
     copies = tests::take_copies(manager);
@@ -148,7 +148,7 @@ struct Bench {
   }
 
   // "B got 1 of 6 tokens, and with_logits is true": the groups of a step, not yet computed, whose flag does not say
-  // whether they got all that the cache lacks.
+  // whether they got everything that the cache lacks.
   static std::string wrong_flags(const stage::ScheduledStep& step) {
     std::string text;
     for (const stage::ScheduledGroup& scheduled : step.groups) {
@@ -539,7 +539,7 @@ TEST_CASE(
   CHECK(bench.step() == "A1 B2");
   CHECK(bench.step() == "A1");
   CHECK(bench.preempted == "Br");
-  CHECK(bench.step() == "B3 C5");  // 7 tokens in common, of which 4 are found
+  CHECK(bench.step() == "B3 C5");  // 7 tokens in common; 4 are found
   CHECK(bench.tables() == "24 75");
   // The second sample is forked: four tokens each, without the last. The budget leaves nothing for C.
   CHECK(bench.step() == "B8");
@@ -662,8 +662,8 @@ TEST_CASE("a prompt gets as many tokens as there are blocks for, one chunk after
 
 namespace {
 
-// Random requests in tight pools, to the end. Checks after every step that it computed something, and that all that run
-// arrived before all that wait. Returns how many were preempted.
+// Random requests in tight pools, to the end. Checks after every step that it computed something, and that all running
+// requests arrived before all waiting ones. Returns how many were preempted.
 int serve_at_random(bool with_groups, bool with_swapping) {
   common::Random random(5);
   const auto between = [&](int least, int most) {

@@ -200,7 +200,7 @@ inline std::vector<common::Completion> served_alone(const stage::GenerationReque
   return result;
 }
 
-// Empty if the texts are the expected ones; is_part: if they are beginnings of those.
+// Empty if the texts are the expected ones; is_part: if they are beginnings of the expected texts.
 inline std::string compare_output(const stage::RequestOutput& output, const std::vector<common::Completion>& expected,
                                   bool is_part = false) {
   if (!is_part && output.completions.size() != expected.size()) {

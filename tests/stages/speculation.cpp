@@ -31,7 +31,7 @@ const std::string kNoProblem;
 
 using Tokens = std::vector<common::Token>;
 
-// Drafts what a test says, wherever a request decodes: for each of its texts, as many tokens for one as for another.
+// Drafts what a test says, wherever a request decodes: the same number of tokens for each of its texts.
 class ScriptedScheduler : public stage::SpeculatingScheduler {
  public:
   using Script = std::function<Tokens(const Tokens& text, std::size_t sample)>;  // text: what it has written
@@ -93,7 +93,7 @@ TEST_CASE("a draft is what followed the latest place with the text's last tokens
   using stage::look_up_draft;
   const auto draft = [](const Tokens& text, int max_tokens = 2) { return look_up_draft(text, max_tokens).tokens; };
   CHECK(draft({1, 2, 3, 4, 5, 1, 2, 3}) == Tokens{4, 5});
-  CHECK(draft({1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3}) == Tokens{4, 9});  // three equal ones count more than two later ones
+  CHECK(draft({1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3}) == Tokens{4, 9});  // three equal tokens count more than two later ones
   CHECK(draft({1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3}) == Tokens{5, 1});  // the latest of two places
   CHECK(draft({7, 3, 4, 8, 3}) == Tokens{4, 8});                    // one token, if no more are equal
   CHECK(draft({1, 2, 3, 4}).empty());
@@ -329,7 +329,7 @@ TEST_CASE("a request whose drafts do not pay stops drafting for longer and longe
   CHECK(account.num_drafts(8) == 3);
   account.book(3, 3);
   CHECK(account.num_drafts(8) == 7);
-  account.book(7, 1);  // it lives on what the last ones have earned
+  account.book(7, 1);  // paid from what the last drafts have saved
   CHECK(account.may_draft());
   CHECK(account.num_drafts(8) == 3);
   for (int i = 0; i < 4; ++i) {

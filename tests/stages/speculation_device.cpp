@@ -18,7 +18,7 @@ namespace {
 
 const std::string kNoProblem;
 
-// What a GPU's runner demands of a step beside what a CPU's does. Empty if it has it.
+// What the step lacks for a GPU's runner, beyond a CPU's demands. Empty: nothing.
 std::string problem_of(const stage::RaggedBatch& batch, int max_rows, int num_rows_before) {
   bool has_longer = false;
   for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
@@ -40,7 +40,7 @@ std::string problem_of(const stage::RaggedBatch& batch, int max_rows, int num_ro
   }
   for (const stage::PendingToken& pending : batch.pending_tokens) {
     if (pending.row >= num_rows_before ||
-        batch.tokens[static_cast<std::size_t>(pending.index)] != 0) {  // one that is not known is 0
+        batch.tokens[static_cast<std::size_t>(pending.index)] != 0) {  // an unknown token is 0
       return "a token is taken for one that is not known yet";
     }
   }
@@ -225,7 +225,7 @@ TEST_CASE("drafts on a device: sequences with one token come first, and the text
   CHECK(num_preempted > 20);
 }
 
-// A request that drafts keeps all steps from running ahead, but not while it is swapped out. When it comes back, the
+// A request that drafts keeps all steps from running ahead, but not while it is swapped out. When it is resumed, the
 // others' tokens are not known, and its own are. (It stands behind them in the batch, so that they keep their places.)
 TEST_CASE("drafts on a device: a request that is swapped in drafts beside tokens that are not known yet") {
   int num_pending = 0;

@@ -24,7 +24,7 @@ inline std::string to_string(const std::vector<stage1::Region>& regions) {
   return result;
 }
 
-// All that can be asked of a manager: if two texts are equal, nothing has changed.
+// Everything that can be asked of a manager: if two texts are equal, nothing has changed.
 inline std::string describe(const stage1::KvCacheManager& manager) {
   std::string result = "holes " + to_string(manager.holes());
   for (const stage1::SequenceId sequence : manager.sequences()) {

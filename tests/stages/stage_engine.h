@@ -83,7 +83,7 @@ inline int& max_pass_tokens(stage::EngineOptions& options) {
 #endif
 }
 
-// The stage's options but for the headroom: the stages before 8 leave no blocks free for requests to grow into.
+// The stage's options except for the headroom: the stages before 8 leave no blocks free for requests to grow into.
 inline stage::EngineOptions tight_options() {
   stage::EngineOptions options;
 #if STAGE_NUMBER >= 8

@@ -1,7 +1,7 @@
 // One thing fails once in a run of Engine::step(): a call of the runner, or an allocation of memory, at every moment at
-// which it can. Whatever the step was doing, it holds or it never was: the books are in order after every step, no
-// request but those of the step fails, the others get their texts, and the same prompts, sent again, get them too: no
-// block is found that was never computed.
+// which it can. Whatever the step was doing, it holds or it never was: the books are in order after every step, only
+// requests of the step fail, the others get their texts, and the same prompts, sent again, get them too: no block is
+// found that was never computed.
 #include "tests/support/catch.h"
 #include "tests/support/failing_allocations.h"
 

@@ -187,7 +187,7 @@ TEST_CASE("swap: published blocks are found again once they are swapped in, and 
   REQUIRE(manager.allocate(0, text));
   manager.commit(0, text);
   REQUIRE(manager.swap_out(Ids{0}));
-  // Another sequence needs all blocks, so that what was kept of the text is evicted.
+  // Another sequence needs all blocks, so that the cached blocks of the text are evicted.
   REQUIRE(manager.allocate(1, 8));
   manager.free(1);
   CHECK(manager.prefix_cache().find(text, 0).empty());
@@ -204,7 +204,7 @@ TEST_CASE("swap: what is published again has the salt that it had, also in a for
   manager.commit(0, text);
   manager.fork(0, 1);
   REQUIRE(manager.swap_out(Ids{0, 1}));
-  // Another sequence needs all blocks, so that what was kept of the text is evicted.
+  // Another sequence needs all blocks, so that the cached blocks of the text are evicted.
   REQUIRE(manager.allocate(2, 12));
   manager.free(2);
   REQUIRE(manager.swap_in(Ids{0, 1}));
@@ -227,7 +227,7 @@ TEST_CASE("swap: a block that two sequences share is found again after each of t
   REQUIRE(manager.swap_out(Ids{0, 1}));
   for (const int sequence : {0, 1}) {
     CAPTURE(sequence);
-    // Another sequence needs all blocks, so that what was kept of the text is evicted.
+    // Another sequence needs all blocks, so that the cached blocks of the text are evicted.
     REQUIRE(manager.allocate(7, 12));
     manager.free(7);
     CHECK(manager.prefix_cache().find(text, 0).empty());

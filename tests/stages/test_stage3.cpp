@@ -67,7 +67,7 @@ Blocks store(const AttentionShape& shape, int block_size, const Matrix& k, const
 }
 
 // One head of 4 dimensions, whose scores are exactly those given: q = (2, 0, 0, 0) is (1, 0, 0, 0) after the scaling by
-// 1 / sqrt(4), and k = (score, 0, 0, 0). The queries are those of all positions, or of the last num_queries.
+// 1 / sqrt(4), and k = (score, 0, 0, 0). There is a query for each position, or for each of the last num_queries.
 // Empty if the output agrees with the reference at every block size.
 std::string check_scores(const std::vector<float>& scores, int num_queries) {
   const AttentionShape shape{1, 1, 4, 1};

@@ -34,7 +34,7 @@ const std::string kNoDifference;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr int kBlockSize = 4;
 
-// As many query heads to a kv head as the name says: 1, 3, 4, 8, and all of them.
+// The name says how many query heads share a kv head: 1, 3, 4, 8, and all of them.
 constexpr std::array<AttentionShape, 6> kShapes = {
     {{4, 4, 8, 1}, {6, 2, 8, 1}, {8, 2, 20, 1}, {16, 2, 32, 1}, {5, 1, 8, 1}, {32, 1, 5, 1}}};
 
@@ -59,9 +59,9 @@ std::vector<int> slots_of(const std::vector<int>& block_table, int length) {
   return slots;
 }
 
-// The lesson's example: ten tokens in blocks 7, 1 and 3, with eight query heads on two kv heads. Head dimensions
-// are as many as tokens. A value is 100 * kv head + position in all its dimensions; what is not written is NaN. Returns
-// the first dimension of what each query head of the last num_queries gets: [num_queries, 8].
+// The lesson's example: ten tokens in blocks 7, 1 and 3, with eight query heads on two kv heads. head_dim is the number
+// of tokens. A value is 100 * kv head + position in all its dimensions; what is not written is NaN. Returns the first
+// dimension of what each query head of the last num_queries gets: [num_queries, 8].
 Matrix attend_to_ten_tokens(const Matrix& q, const Matrix& k, int num_queries) {
   const std::vector<int> block_table = {7, 1, 3};
   KvCache cache(cache_shape({8, 2, 10, 1}, 8));
@@ -181,7 +181,7 @@ TEST_CASE("query head h reads kv head h / group") {
 
 TEST_CASE("rows: each query head of each query finds what it asks for") {
   // The key of a position has a 1 in the dimension of that number, in kv head 1 counted from the end. A row's largest
-  // score is with the position it asks for, which is another one for each row: 100 against 0.
+  // score is with the position it asks for, which differs from row to row: 100 against 0.
   const auto dimension_of = [](int position, int kv_head) { return kv_head == 0 ? position : 9 - position; };
   const auto asks_for = [](int position, int head) { return (position + head) % (position + 1); };
   Matrix q = Matrix::Zero(10, 80);

@@ -13,8 +13,8 @@ struct Tolerance {
 };
 
 // Empty if all values are finite and within the tolerance. Otherwise one line: how many values are not, and an index
-// with both values and the bound. It is the first value that is not finite, or else the one that exceeds its bound the
-// most.
+// with both values and the bound. It is the first value that is not finite, or else the value that exceeds its bound
+// the most.
 std::string compare(std::span<const float> actual, std::span<const double> expected, Tolerance tolerance);
 std::string compare(std::span<const float> actual, std::span<const float> expected, Tolerance tolerance);
 

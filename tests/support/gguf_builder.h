@@ -224,7 +224,8 @@ inline Bytes finite_data(std::size_t size) {
   return data;
 }
 
-// All that the reader accepts, in 4 KiB: every type of metadata value, alone and in arrays, and a tensor of each type.
+// Everything that the reader accepts, in 4 KiB: every type of metadata value, alone and in arrays, and a tensor of each
+// type.
 inline GgufBuilder small_gguf() {
   GgufBuilder builder;
   builder.add("general.architecture", "llama").set_alignment(64);

@@ -70,7 +70,7 @@ class HttpConnection {
     return {bytes.data(), static_cast<std::size_t>(count > 0 ? count : 0)};
   }
 
-  // Whether the other end has closed the connection, and all that it sent has been read.
+  // Whether the other end has closed the connection, and everything it sent has been read.
   bool is_closed() const {
     char byte = 0;
     const ssize_t count = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);

@@ -13,7 +13,7 @@
 
 namespace tests {
 
-// All that a manager says about itself: two equal snapshots mean that nothing has changed.
+// Everything that a manager says about itself: two equal snapshots mean that nothing has changed.
 struct Snapshot {
   struct Sequence {
     std::vector<int> block_table;

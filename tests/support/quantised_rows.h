@@ -17,7 +17,7 @@
 
 namespace tests {
 
-// Where the float16 scale of a block is, and that of its minimums if it has minimums. With a minimum of `centre` times
+// Where a block's float16 scale is, and the scale of its minimums if it has minimums. With a minimum of `centre` times
 // the scale, weights are as often negative as positive.
 struct BlockScales {
   common::TensorType type;
@@ -36,7 +36,7 @@ inline const std::vector<BlockScales>& block_scales() {
   return scales;
 }
 
-// Every type: those with blocks, and the three whose weights stand alone.
+// Every type: types with blocks, and the three whose weights stand alone.
 inline std::vector<common::TensorType> all_types() {
   std::vector<common::TensorType> types = {common::TensorType::F32, common::TensorType::F16, common::TensorType::BF16};
   for (const BlockScales& scales : block_scales()) {

@@ -1,4 +1,4 @@
-// All that the shared tests know of a stage's interface, in one place: where its headers are, how tokens get into its
+// What the shared tests know of a stage's interface, in one place: where its headers are, how tokens get into its
 // cache, and how they are attended to. A stage that changes a signature changes one function here; the contract stays.
 //
 // The build sets STAGE_NUMBER (3) and STAGE_NAMESPACE (stage3), and makes "stage3/" lead to the stage's folder.
@@ -34,7 +34,7 @@ inline stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_bloc
   result.num_kv_heads = shape.num_kv_heads;
   result.head_dim = shape.head_dim;
 #if STAGE_NUMBER == 1
-  result.num_blocks = 1;  // the arena, with as many slots as the blocks would have
+  result.num_blocks = 1;  // the arena, with the slots that the blocks would have
   result.block_size = num_blocks * block_size;
 #else
   result.num_blocks = num_blocks;

@@ -1,4 +1,4 @@
-// Between the executor and the counts: who runs, and where memory lies.
+// Between the executor and the counts: which thread runs, and where memory lies.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Access {
   bool is_bulk = false;  // a copy that the lane orders from the copy engine
 };
 
-// Whose accesses they are.
+// The warp that made the accesses.
 struct WarpPlace {
   int block;  // of its grid, counted along x, then y, then z
   int warp;   // of its block

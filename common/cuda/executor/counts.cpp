@@ -260,7 +260,7 @@ void count_requests(LaneLog* const (&logs)[kWarpThreads], WarpPlace place) {
 namespace common::executor {
 namespace {
 
-// A structure that the compiler copies as a whole. A GPU takes as many instructions as it has aligned parts.
+// A structure that the compiler copies as a whole. A GPU takes one instruction for each aligned part.
 void note_range(const void* instruction, const void* pointer, std::size_t bytes, bool is_store) {
   auto address = reinterpret_cast<std::uintptr_t>(pointer);
   while (bytes > 0) {

@@ -23,7 +23,7 @@ struct Requests {
   std::int64_t requests = 0;
   std::int64_t bytes = 0;
   std::int64_t units = 0;  // sectors of global memory, or passes through shared memory
-  std::int64_t ideal = 0;  // the fewest units for so many bytes, request by request
+  std::int64_t ideal = 0;  // the fewest units that hold the bytes, request by request
 };
 
 struct Counts {
@@ -33,7 +33,7 @@ struct Counts {
   Requests shared_stores;
   std::int64_t distinct_bytes =
       0;                      // global memory that was read, each sector once: what caches without end would fetch
-  std::int64_t shuffles = 0;  // a warp's, as all that follow but for barriers
+  std::int64_t shuffles = 0;  // per warp, like the counters below except barriers
   std::int64_t votes = 0;
   std::int64_t matrix_loads = 0;     // ldmatrix
   std::int64_t matrix_products = 0;  // mma
@@ -57,15 +57,15 @@ struct WarpLoad {
     std::uintptr_t address;
     int bytes;
   };
-  int grid = 0;   // of those that run, from 0
+  int grid = 0;   // counted from 0 as they run
   int block = 0;  // of the grid
   int warp = 0;   // of the block
   bool is_bulk = false;
   std::vector<OfLane> lanes;  // that take part
 };
 
-// What the grids ask of memory that `work` runs. `see`, if there is one, is called with each load; those of a warp come
-// in the order in which its lowest lane makes them.
+// What the grids that `work` runs ask of memory. `see`, if given, is called with each load; a warp's loads come in the
+// order in which its lowest lane makes them.
 Counts count(const std::function<void()>& work, const std::function<void(const WarpLoad&)>& see = {});
 
 }  // namespace common::executor

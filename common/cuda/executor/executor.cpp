@@ -121,7 +121,7 @@ class DeviceArena {
 
   std::uintptr_t begin_ = 0;
   std::map<std::uintptr_t, std::size_t> allocations_;
-  std::pair<std::uintptr_t, std::uintptr_t> last_;  // the one that was found last
+  std::pair<std::uintptr_t, std::uintptr_t> last_;  // the allocation that was found last
   std::size_t used_ = 0;
 };
 
@@ -367,7 +367,7 @@ void count_lanes(int warp) {
   }
 }
 
-// Lets the lanes go on for whom all that live have come.
+// Ends each meeting at which all live lanes of its mask have arrived.
 void end_meetings(int warp_index) {
   Warp& warp = block.warps[static_cast<std::size_t>(warp_index)];
   for (std::size_t i = 0; i < warp.meetings.size();) {
@@ -376,7 +376,7 @@ void end_meetings(int warp_index) {
       ++i;
       continue;
     }
-    // Lanes outside of the mask may be anywhere: what they have accessed by now depends on who ran first.
+    // Lanes outside of the mask may be anywhere: what they have accessed by now depends on which lane ran first.
     if ((existing_lanes(warp_index) & ~meeting.mask) == 0) {
       count_lanes(warp_index);
     }

@@ -9,7 +9,7 @@
 // block has not written holds NaN. Memory of the "device" is a range of addresses of its own: an access in it but
 // outside of its allocations is an Error, as is one that is not aligned, and one where there is no memory at all. (The
 // host's own memory is not checked, and under a sanitizer the sanitizer checks in the executor's place.) Arithmetic is
-// that of the host's compiler: results differ from a GPU's in rounding.
+// the host compiler's: results differ from a GPU's in rounding.
 //
 // What memory would have to do is counted (counts.h). Kernels are written in CUDA C++ as always; cuda_on_host.h gives
 // the host's compiler the words that it lacks, and ptx_on_host.h the instructions.
@@ -47,7 +47,7 @@ inline constexpr std::size_t kMaxSharedBytes = 227 * 1024;
 // blocks run and threads are resumed in a random order, and copies land at random times.
 void set_seed(std::uint64_t seed);
 
-// Runs a grid of blocks, each of as many threads, that all call `thread`. Returns when they have ended.
+// Runs a grid of blocks of `size` threads, which all call `thread`. Returns when they have ended.
 void run_grid(Index3 grid, Index3 size, std::size_t shared_bytes, const std::function<void()>& thread);
 
 // ---- what a kernel's thread calls --------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_
 // nullptr if there is no room. The address is a multiple of 256; behind the allocation there is a gap.
 void* allocate(std::size_t bytes);
 void free(void* pointer);
-// Bytes that allocate() could still give, of how many.
+// Bytes that allocate() can still give, and all bytes.
 std::size_t free_bytes();
 std::size_t total_bytes();
 

@@ -11,8 +11,8 @@
 
 namespace common::executor {
 
-// The bits of the nearest number with so many bits of mantissa whose least normal number is 2^least_exponent; of two,
-// the even one. Without sign, and without an upper limit.
+// Rounds to a format with mantissa_bits bits of mantissa and the least normal number 2^least_exponent, and returns the
+// bits; ties go to the even number. Without sign, and without an upper limit.
 inline std::uint32_t round_to_small(float size, int mantissa_bits, int least_exponent) {
   const int exponent = size == 0.0F ? least_exponent : std::max(std::ilogb(size), least_exponent);
   const float units = std::nearbyint(std::ldexp(size, mantissa_bits - exponent));

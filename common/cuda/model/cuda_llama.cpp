@@ -171,7 +171,7 @@ struct CudaLlama::Impl {
             .x = activations.data(),
             .num_x_rows = rows_of(activations, cols)};
   }
-  // All that are allocated: the copy engine is slower where it has to put zeros for rows that do not exist.
+  // All allocated rows: the copy engine is slower where it has to put zeros for rows that do not exist.
   int rows_of(const DeviceMemory& activations, int cols) const {
     return static_cast<int>(activations.bytes() / static_cast<std::size_t>(cols * bytes_of(precision)));
   }

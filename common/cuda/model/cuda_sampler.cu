@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kChangeThreads)
   for (int i = thread; i < parameters.num_biases; i += kChangeThreads) {
     const int token = biases[i].token;
     if (!is_token(token) || (i > 0 && biases[i - 1].token == token)) {
-      continue;  // a token's first entry is for all of its entries
+      continue;  // a token's first entry applies all its entries
     }
     float logit = __ldcg(row_logits + token);
     for (int j = i; j < parameters.num_biases && biases[j].token == token; ++j) {
@@ -144,8 +144,8 @@ struct Draw {
 //
 // Few tokens of a row can be kept. bound_kernel reads a sixteenth of the row and guesses a depth before which there are
 // some hundreds. sample_kernel, which reads the whole row, lists them. cut_kernel sorts the list and draws from it. If
-// the list turns out to be too long, or not to have all that is kept, it goes over the row itself, once for each digit
-// of what it looks for: the same tokens are kept. So a row is read once, and 1/16 of it before.
+// the list turns out to be too long, or to lack a kept token, it goes over the row itself, once for each digit of what
+// it looks for: the same tokens are kept. So a row is read once, and 1/16 of it before.
 
 constexpr int kMaxCandidates = 2048;
 constexpr int kSampledShare = 16;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kCutThreads)
   if (!is_cut(parameters, vocab_size) || best < 0) {
     return;
   }
-  // Nothing of kMaxDepth is a candidate: it has no weight, and cannot win.
+  // No token of kMaxDepth is a candidate: it has no weight, and cannot win.
   const bool is_hopeless = has_top_k(parameters, vocab_size) && parameters.top_k > kMaxCandidates;
   if (vocab_size <= kMaxCandidates || is_hopeless) {
     if (thread == 0) {
@@ -298,8 +298,9 @@ __global__ void __launch_bounds__(kCutThreads)
     }
   }
   __syncthreads();
-  // A sixteenth of top_k tokens are expected among those read. With twice as many and 16 more, there are hardly ever
-  // too few. How many top-p keeps is not known; they are those before 64 of the numbers read, as good as always.
+  // A sixteenth of the top_k tokens is expected among the tokens read. With twice that and 16 more, there are hardly
+  // ever too few. How many tokens top-p keeps is not known; as good as always, they come before the 64th of the tokens
+  // read.
   const unsigned wanted =
       has_top_k(parameters, vocab_size) ? static_cast<unsigned>(min(16 + parameters.top_k / 8, 96)) : 64;
   const unsigned own = counts[2 * thread] + counts[2 * thread + 1];
@@ -500,7 +501,7 @@ __device__ Kept keep_in_bucket(Shared& shared, const Row& row, const Kept& kept,
   if (wanted == shared.in_bucket) {
     return {depth, depth == kept.depth ? kept.token : 0x7FFFFFFF};
   }
-  // The remaining tokens have equal depths; those with the lowest ids are kept.
+  // The remaining tokens have equal depths; the lowest ids are kept.
   row.count(shared, [&](std::uint32_t other, int token) {
     return other == depth && kept.has(other, token) ? token >> kDigitBits : -1;
   });
@@ -602,7 +603,7 @@ struct Best {
   unsigned num_finished;  // blocks
 };
 
-// Adds the candidates among a block's logits to the row's list; values[i] is that of token first + i * kSampleThreads.
+// Adds the candidates among a block's logits to the row's list; values[i] belongs to token first + i * kSampleThreads.
 __device__ __forceinline__ void list_candidates(const float (&values)[kPerThread], int first, int vocab_size,
                                                 float max_logit, const SamplingParameters& row, CutRow& cut,
                                                 unsigned long long* list) {
@@ -651,8 +652,8 @@ __device__ __forceinline__ void list_candidates(const float (&values)[kPerThread
 // two, more than a hundred instructions, and a score is a division: far too much for every token. So each token gets an
 // upper bound of its sum in few instructions: -log(v) >= -log(-log(1 - v)), and to base 2 that is one instruction. The
 // bound is close where it matters, since the noise of tokens that win has a small v. Sums are computed to the last bit
-// for the token with the largest bound of each warp, and then for those whose bounds reach the best sum: a few of a
-// row.
+// for the token with the largest bound of each warp, and then for the few tokens of a row whose bounds reach the best
+// sum.
 
 constexpr float kLog2E = 1.44269504F;
 constexpr float kSlack = 0.01F;               // far more than rounding changes a score, a sum or a bound
@@ -660,7 +661,7 @@ constexpr float kMaxNoise = 33.0F;            // to base 2
 constexpr float kMinBestSum = -3.15F;         // the most likely token's score is 0, and no noise is below -3.14
 constexpr float kMaxScale = 0x1.FFFFFEp127F;  // not infinite: of the most likely token, 0 is multiplied by it
 
-// A token with a lower bound cannot win against one of this rank; 0: against the most likely token.
+// A token whose bound is lower cannot win against a token of this rank; 0: against the most likely token.
 __device__ __forceinline__ float least_bound(unsigned long long rank) {
   return fmaxf(value_of_rank(rank), kMinBestSum) * kLog2E - kSlack;
 }
@@ -707,7 +708,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   Best& of_row = scratch[row];
   const float least = least_bound(__ldcg(&of_row.rank));
   const float scale = fminf(kLog2E / parameters.temperature, kMaxScale);
-  const float min_score = parameters.min_score * kLog2E - kSlack;  // to base 2, as all from here to `consider`
+  const float min_score = parameters.min_score * kLog2E - kSlack;  // to base 2, like everything from here to `consider`
   float largest = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {

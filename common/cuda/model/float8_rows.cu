@@ -19,7 +19,7 @@ constexpr int kColumns = 4;  // of a piece
 
 // The scale of a row whose largest absolute value has these bits: see Float8Rows. 448 is 1.75 times 2^8, so the
 // exponent is one larger where the mantissa is above 1.75. Compared as bits, a NaN is above infinity, and infinity
-// above all else.
+// above everything else.
 __device__ __forceinline__ float float8_scale(std::uint32_t largest_bits) {
   constexpr std::uint32_t kExponent = 0x7F800000;
   constexpr std::uint32_t kSmallest = (127U - 100U) << 23U;

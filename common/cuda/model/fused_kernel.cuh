@@ -217,7 +217,7 @@ __device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kPieces][
   }
 }
 
-// The sums that a thread finishes in one pass over a group: those of one token and two rows of the product.
+// The two sums that a thread finishes in one pass over a group: one token's, for two rows of the product.
 template <typename Shape>
 struct SumPair {
   int tile;  // of the group

@@ -23,7 +23,7 @@ void launch_shape(const FusedLinear& linear, const Finish& finish, cudaStream_t 
 }
 
 // Short rows fill few slots. Of long rows, x does not fit into registers: the next batch is loaded while one is used.
-// Float8's slots have twice the columns, and as much more of x.
+// Float8's slots have twice the columns, and take twice as much of x.
 template <typename Shape, int kRingBytes, typename Finish>
 void launch_ring(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
   constexpr int kShort = Shape::kFloat8 ? 2 : 3;
@@ -38,7 +38,7 @@ void launch_ring(const FusedLinear& linear, const Finish& finish, cudaStream_t s
   }
 }
 
-// Whether 64 KB hold all that a thread block copies, of a product that has a block for every multiprocessor.
+// Whether a product has a block for every multiprocessor, and 64 KB hold everything that a block copies.
 constexpr int kSmallRing = 64 << 10;
 template <typename Shape>
 bool fits_small_ring(const FusedLinear& linear) {

@@ -33,7 +33,7 @@ struct RowShape {
   static constexpr int kPasses = (kGroup * kPairs + kThreads - 1) / kThreads;  // in each, a thread finishes a pair
 };
 
-// The row of x that is a token's; -1 if there is no such token or row.
+// A token's row of x; -1 if the token or the row does not exist.
 __device__ __forceinline__ int row_of_x(const FusedLinear& linear, int token) {
   if (token >= linear.num_tokens) {
     return -1;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void interleave(uint4& low, uint4& high, unsigned zer
   high = second;
 }
 
-// Sums 0 and 1 in lane 4 g + t are token g and rows 2 t and 2 t + 1, sums 2 and 3 are those of token g + 8.
+// Sums 0 and 1 in lane 4 g + t are token g and rows 2 t and 2 t + 1, sums 2 and 3 the same rows of token g + 8.
 __device__ __forceinline__ void multiply_full(float (&sums)[4], const uint4& x, unsigned w0, unsigned w1) {
   multiply_add(sums, {x.x, x.y, x.z, x.w}, w0, w1);
 }
@@ -137,10 +137,10 @@ __device__ __forceinline__ void store_partial(float2* sums, int lane, const floa
   }
 }
 
-// Float8: what a thread has of two tiles' rows g, 16 columns each, times x of these columns, of token g in each eight.
-// Here the tensor core's 16 rows are those of the weights, so that each weight is unpacked once for all tokens, and
+// Float8: a thread's 16 columns of row g in each of two tiles, times x of these columns, for token g in each eight.
+// Here the tensor core's 16 rows are rows of weights, so that each weight is unpacked once for all tokens, and
 // multiplied by 8 tokens at a time. Sums 0 and 1 in lane 4 g + t are row g of the first tile and tokens 2 t and 2 t +
-// 1, sums 2 and 3 the same of the second. Neighbouring words add to different sets of sums.
+// 1, sums 2 and 3 the same for the second tile. Neighbouring words add to different sets of sums.
 template <int kEights>
 __device__ __forceinline__ void multiply_float8(float (&sums)[2][kEights][4], const uint4& first, const uint4& second,
                                                 const uint4 (&x)[2][kEights]) {

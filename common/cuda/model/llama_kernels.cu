@@ -36,7 +36,7 @@ __device__ float block_sum(float value) {
 // squares: of the kSquaresColumns columns of a row that begin with `column`, which is the thread's. All threads of a
 // warp call it.
 __device__ __forceinline__ void store_squares(const Residual& residual, std::int64_t row, int column, float squares) {
-  // A sum is over what neighbouring threads have; those past the end have nothing.
+  // A sum is over what neighbouring threads have; threads past the end have nothing.
   for (int columns = kSquaresColumns; columns < residual.squares_columns; columns *= 2) {
     squares += __shfl_xor_sync(0xFFFFFFFFU, squares, columns / kSquaresColumns);
   }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_squares(const Residual& residual, std::int
 template <typename Scalar>
 __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residual residual, float2* rotation) {
   // In this order. The launches that follow order weights before they wait, and attention reads tables and its plan:
-  // none of them may start before all that was enqueued before the step has finished.
+  // none of them may start before everything enqueued before the step has finished.
   wait_for_previous_launch();
   allow_next_launch();
   const int half = lookup.head_dim / 2;

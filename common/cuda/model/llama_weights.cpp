@@ -109,7 +109,7 @@ void upload_array(const void* source, std::size_t bytes, void* destination) {
 }
 
 // For a model that rotates the first half of a head with the second half: puts numbers that are rotated together next
-// to each other. values: first num_heads heads, whose numbers move, then others, which stay where they are.
+// to each other. values: num_heads heads, whose numbers move, and then heads that stay as they are.
 RowVector halves_side_by_side(const RowVector& values, int num_heads, int head_dim) {
   RowVector result = values;
   for (int head = 0; head < num_heads; ++head) {

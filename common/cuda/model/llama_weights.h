@@ -17,8 +17,8 @@ namespace common {
 // neighbours, in whichever order the file has them.
 class CudaLlamaWeights {
  public:
-  // Allocates what a GPU has of a model that is shared out so, but does not set the weights; the shapes below are those
-  // of a whole model. Throws OutOfDeviceMemory.
+  // Allocates the GPU's shard of a model, but does not set the weights; the shapes below are a whole model's. Throws
+  // OutOfDeviceMemory.
   CudaLlamaWeights(const LlamaConfig& config, Precision precision, WeightType type, const Shard& shard = {});
 
   void upload(const LlamaWeights& weights);  // the whole model's

@@ -128,7 +128,7 @@ void PeerSums::reset() {
   *static_cast<volatile int*>(stop_.data()) = 0;
   CUDA_CHECK(cudaMemset(arrived_.data(), 0, arrived_.size() * sizeof(unsigned)));
   CUDA_CHECK(cudaMemset(num_sums_.data(), 0, num_sums_.size() * sizeof(unsigned)));
-  // Counts begin anew, so numbers of sums that were stopped come again.
+  // Counts begin anew, so the numbers of stopped sums are used again.
   if (first_numbers_.size() > 0) {
     for (const DeviceArray<PushedPair>& received : received_) {
       CUDA_CHECK(cudaMemset(received.data(), 0, received.size() * sizeof(PushedPair)));

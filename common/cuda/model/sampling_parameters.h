@@ -21,7 +21,7 @@ struct SamplingParameters {
   float frequency_penalty = 0.0F;
   int first_used = 0;  // of the row's used tokens, for penalties
   int num_used = 0;
-  int prompt_length = 0;  // how many of them are the prompt's, the row's own token among them as the last one
+  int prompt_length = 0;  // how many of them are the prompt's, the row's own token included, as the last
   int first_bias = 0;     // of the row's biases
   int num_biases = 0;
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ Pair<Scalar> make_pair(float first, float second) {
   return {from_float<Scalar>(first), from_float<Scalar>(second)};
 }
 
-// A weight in e4m3. Rows lie in memory as in bfloat16, but for the order within every 16 columns: word w of their 16
+// A weight in e4m3. Rows lie in memory as in bfloat16, except for the order within every 16 columns: word w of their 16
 // bytes has columns 2 w, 2 w + 8, 2 w + 1 and 2 w + 9. Even bytes are then one register of what a tensor core takes of
 // 16 columns, and odd bytes the other.
 struct Float8 {

@@ -52,8 +52,8 @@ struct TilePlan {
   int ranks = 1;  // blocks that share its columns, a cluster. With more than one, each cluster has one tile
 };
 
-// What a thread block has to do: tiles first_tile, first_tile + tile_step, …, num_rounds in all, and of each the
-// stages' columns first_stage to last_stage - 1.
+// What a thread block has to do: tiles first_tile, first_tile + tile_step, …, num_rounds in all, and in each the
+// columns of stages first_stage to last_stage - 1.
 struct TileWork {
   TilePlan plan;
   int rank;
@@ -80,7 +80,7 @@ struct TileWork {
 
 // Barriers of warps, by number; 0 is __syncthreads's.
 inline constexpr int kComputeBarrier = 1;  // of the threads that multiply
-inline constexpr int kScalesBarrier = 2;   // of these, and of those that find the norm's scales
+inline constexpr int kScalesBarrier = 2;   // of these, and of the threads that find the norm's scales
 
 // The ring's barriers.
 template <int kStages>
@@ -91,8 +91,8 @@ struct RingBarriers {
 
 #if COURSE_WGMMA
 
-// The next address at which a panel can begin. (Of a pointer that is aligned in this way, the compiler does not know
-// it, and whole products take longer.)
+// The next address at which a panel can begin. (If a pointer is aligned in this way, the compiler does not know that it
+// is, and whole products take longer.)
 __device__ __forceinline__ std::uint32_t align_ring(std::uint32_t address) { return (address + 1023) / 1024 * 1024; }
 
 // All threads: a stage is full when weights and x have come, and empty when releasing_threads have arrived.
@@ -135,7 +135,7 @@ __device__ __forceinline__ void fill_ring(const CUtensorMap& matrix, const TileW
 }
 
 // Computes the norm's scale of each of `count` tokens, one over the root of the mean square, from the sums of squares;
-// 1 if there are none. scales[i] is that of token first + i * step. `thread`: this thread's number among the kThreads
+// 1 if there are none. scales[i] belongs to token first + i * step. `thread`: this thread's number among the kThreads
 // that call this. Four lanes have kAtOnce tokens at a time, whose loads are in flight together.
 template <int kThreads, int kAtOnce>
 __device__ __forceinline__ void find_scales(const FusedLinear& linear, int first, int step, int count, int thread,
@@ -154,7 +154,7 @@ __device__ __forceinline__ void find_scales(const FusedLinear& linear, int first
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += kAtOnce * kGroups) {
     const auto index = [&](int i) { return begin + i * kGroups + thread / kLanes; };
-    // Instead of a token that does not exist, the last one: loads need no condition.
+    // The last token stands in for tokens that do not exist, so that loads need no condition.
     int place[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {

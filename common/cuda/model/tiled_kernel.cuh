@@ -1,11 +1,11 @@
 // A product for some dozens of tokens. It is still bound by reading the weights, but in a kernel by rows
 // (fused_kernel.cuh) every thread block reads all of x for a few rows of weights, and an instruction multiplies only 16
 // columns of 8 rows and 16 tokens. So here weights come in tiles of up to 256 rows, and wgmma multiplies them where
-// they lie in shared memory: of its two sides, the one that is always 64 takes rows of weights, and the one that can be
-// chosen, 16 to 64, or 128 with float8 weights, takes tokens.
+// they lie in shared memory: its fixed side of 64 takes rows of weights, and its variable side, 16 to 64, or 128 with
+// float8 weights, takes tokens.
 //
 // - Two threads have the copy engine fill a ring: a stage is 64 columns of a tile's rows, or 128 of float8 weights, and
-//   of all tokens' x. Copies of weights start before the previous launch has finished, copies of x afterwards.
+//   of all tokens' x. Copies of weights start before the previous launch has finished, copies of x after it has.
 // - One or two warpgroups multiply what has arrived.
 // - A thread block has some tiles of the weights, one after the other; the ring goes on filling while a tile is
 //   finished. Where there are fewer tiles than multiprocessors, a cluster of blocks shares a tile: each multiplies some
@@ -13,8 +13,8 @@
 // - Sums go to shared memory and back before they are finished, because a thread's sums belong to two tokens and one
 //   row, and what is written needs neighbouring rows of one token.
 // - The norm's scale of a token, as always here, is applied to the finished sums; so is float8's scale of a row.
-// - wgmma does not multiply float8 by bfloat16, but it also takes weights from registers. A thread loads those that are
-//   its own part of 16 columns and unpacks them there, while the products of the previous columns are in flight.
+// - wgmma does not multiply float8 by bfloat16, but it also takes weights from registers. A thread loads its own part
+//   of 16 columns and unpacks it there, while the products of the previous columns are in flight.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -76,7 +76,7 @@ struct TileMemory {
 
 #if COURSE_WGMMA
 
-// How many of the first num_tokens tokens this block finishes: those of its rank, rank + ranks, …
+// How many of the first num_tokens tokens this block finishes: tokens rank, rank + ranks, …
 __device__ __forceinline__ int tokens_of_rank(const TileWork& work, int num_tokens) {
   return (num_tokens + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
 }

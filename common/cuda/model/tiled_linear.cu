@@ -11,7 +11,7 @@ namespace {
 
 int tile_tokens(int num_tokens) { return num_tokens > 64 ? 128 : num_tokens > 32 ? 64 : num_tokens > 16 ? 32 : 16; }
 
-// Larger ones with many tokens leave the ring too few stages, or the sums too few registers.
+// Larger tiles with many tokens leave the ring too few stages, or the sums too few registers.
 constexpr int max_tile_rows(int tokens, bool is_float8) { return tokens > (is_float8 ? 64 : 32) ? 128 : 256; }
 
 template <typename Shape>
@@ -51,7 +51,7 @@ bool can_tile(Precision precision) {
 }
 
 ClusterCounts max_clusters() {
-  // How many fit beside each other depends on how the chip's multiprocessors are grouped.
+  // How many clusters fit beside each other depends on how the chip's multiprocessors are grouped.
   static PerDevice<ClusterCounts> counts;
   return counts.get([] {
     ClusterCounts result{};
@@ -98,7 +98,7 @@ constexpr LaunchOverhead kOverheads[] = {{1, 600.0}, {2, 1600.0}, {3, 2400.0}, {
 constexpr LaunchOverhead kFloat8Overheads[] = {{1, 3200.0}, {2, 5500.0}, {3, 5700.0}, {4, 5500.0}, {8, 6900.0}};
 
 // Nanoseconds that a stage takes. A multiprocessor takes in about 50 bytes a nanosecond, weights and x alike (H200).
-// Those of float8 are measured: they depend on how many warpgroups unpack how much.
+// Times with float8 are measured: they depend on how much each warpgroup unpacks.
 double stage_time(int rows, int tokens, bool is_float8) {
   if (is_float8) {
     const auto of_rows = [&](double small, double medium, double large) {

@@ -20,7 +20,7 @@ struct LaunchOverhead {
   double nanoseconds;
 };
 
-// What both products by tiles want of their arguments.
+// What both products by tiles require of their arguments.
 void check_for_tiles(const FusedLinear& linear);
 
 // The thread blocks of a launch: a cluster for each tile, or as many as run at the same time.

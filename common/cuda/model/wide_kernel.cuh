@@ -1,7 +1,7 @@
 // A product for up to 128 tokens. As in the kernel by tiles (tiled_kernel.cuh), the copy engine fills a ring with
-// panels of weights and of x, and wgmma multiplies them where they lie. But here tokens are the side that is always 64,
-// and rows of weights, up to 128, the one that can be chosen. So a thread's sums are neighbouring rows of one token,
-// which is what is written together: unless a cluster shares a tile, sums are finished where they are, in registers.
+// panels of weights and of x, and wgmma multiplies them where they lie. But here tokens take the fixed side of 64, and
+// rows of weights, up to 128, the variable side. So a thread's sums are neighbouring rows of one token, which are
+// written together: unless a cluster shares a tile, sums are finished where they are, in registers.
 //
 // - Two threads have the copy engine fill the ring: a stage is 64 columns of a tile's rows, and of 64 or 128 rows
 //   of x.
@@ -220,7 +220,7 @@ __device__ __forceinline__ void multiply_wide_tiles(const FusedLinear& linear, c
     return WidePiece{token, first_row, token < linear.num_tokens && number < Shape::kPieces,
                      min((tile + 1) * plan.rows, linear.num_rows)};
   };
-  // Of a cluster's tile, this block adds up the sums of as many warps.
+  // This block adds up num_warps warps' sums of a cluster's tile.
   const int num_warps = Shape::kComputeWarps / plan.ranks;
   const auto piece_of_cluster = [&](int number) {
     return piece_of(work.first_tile, work.rank * num_warps + number % num_warps, number / num_warps);

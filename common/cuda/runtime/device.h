@@ -50,8 +50,8 @@ inline void before_device_call(const char* call) {
 const std::string& device_obstacle();
 inline bool has_cuda_device() { return device_obstacle().empty(); }
 
-// Whether kernels were compiled for the current device's architecture, from 9.0 on. Those of an older one run too, but
-// without what only the newer one has (probe.cu).
+// Whether kernels were compiled for the current device's architecture, from 9.0 on. Kernels for an older architecture
+// run too, but without what only the newer one has (probe.cu).
 bool kernels_are_native();
 // Whether the current device can load the kernels that this build has (probe.cu).
 bool can_load_kernels();

@@ -24,8 +24,8 @@ inline bool can_overlap() {
 }
 
 // Whether this file's kernels are compiled for a GPU with less shared memory than Hopper and Blackwell in data centres
-// have. There a thread block can have 227 KB, on an A100 163 KB, and on smaller chips 99 KB. A build for the former
-// alone leaves out the kernels with small rings: half of those for products.
+// have. There a thread block can have 227 KB, on an A100 163 KB, and on smaller chips 99 KB. A build for data centres
+// alone leaves out the kernels with small rings: half of the kernels for products.
 constexpr bool kServesSmallMemory = [] {
 #ifdef __CUDA_ARCH_LIST__
   for (const int architecture : {__CUDA_ARCH_LIST__}) {

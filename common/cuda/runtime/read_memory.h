@@ -1,4 +1,4 @@
-// Reads memory as fast as possible: an upper bound for every kernel that reads as many bytes.
+// Reads memory as fast as possible: an upper bound for every kernel that reads the same number of bytes.
 #pragma once
 
 #include <cstddef>

@@ -47,7 +47,7 @@ function colorOf(theme, id, isFaint = false) {
 
 const kMaxDrawn = 8192;  // blocks; of a larger pool the first are drawn
 
-// The largest cells with which so many blocks fill a width and a height.
+// The largest cells with which `count` blocks fill a width and a height.
 function poolLayout(count, width, height) {
   const drawn = Math.min(count, kMaxDrawn);
   let cell = Math.min(92, Math.floor(Math.sqrt(width * height / Math.max(drawn, 1))) + 1);
@@ -435,7 +435,7 @@ function tablesLayout(snapshot, width, hasTexts, slotWidth = kSlotWidth) {
   const cellWidth = withTexts ? Math.floor((width - kLabelWidth) / columns) - gap : least;  // texts take what there is
   const rows = [];
   let y = 3;
-  let isFirst = true;  // of those that are swapped out
+  let isFirst = true;  // of the swapped-out requests
   for (const id of [...snapshot.running, ...snapshot.waiting]) {
     const request = snapshot.requests.get(id);
     for (const sequence of request.sequences.values()) {

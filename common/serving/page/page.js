@@ -424,7 +424,7 @@ function tagOf(id) {
   return tag;
 }
 
-// Each as long as it was at the step that is shown, and only those of the pool that is shown: in another one, the same
+// Replies of the pool that is shown, each as long as it was at the step that is shown: in another pool, the same
 // numbers and colours are other requests'. Turns of a conversation stay: each message sends them all.
 let replies = [];  // {item, texts: [{element, full}], isSearch, isTurn, chapter, id, pool, number}; the last three as writtenAt() takes them
 let areCut = false, repliesPool = 0;
@@ -472,13 +472,13 @@ function showRepliesTitle() {
   $("replies-title").hidden = parts.length === 0;
 }
 
-// How much was written, and how fast. pace: {written, first, sent, begin, last}: tokens, and those that came first, together;
-// when the prompt was sent, and when the first and the last token came.
+// How much was written, and how fast. pace: {written, first, sent, begin, last}: tokens, and how many of them the first event
+// had; when the prompt was sent, and when the first and the last token came.
 const newPace = () => ({written: 0, sent: performance.now()});
 function paceOf({written, first, sent, begin, last}) {
   const text = `${written} token${written === 1 ? "" : "s"}`;
   if (written <= 4) return text;
-  // A short one may come all at once: then it is measured from when it was asked for.
+  // A short text may come all at once: then it is measured from when it was asked for.
   const perSecond = 1000 * (last - begin > kLeastMilliseconds ? (written - first) / (last - begin) : written / (last - sent));
   return `${text}, ${Number(perSecond.toPrecision(2))} tokens/s`;
 }
@@ -593,7 +593,7 @@ $("send").onsubmit = (event) => {
     $("prompts").setAttribute("aria-invalid", true);
     return $("prompts").focus();
   }
-  // What is empty is as the server has it.
+  // An empty field has the server's value.
   const options = moreOptions("ask"), fields = {max_tokens: "max-tokens", n: "samples", seed: "seed", ...($("beams").checked ? {} : {temperature: "temperature"})};
   for (const [name, id] of Object.entries(fields)) if ($(id).value !== "") options[name] = Number($(id).value);
   if ($("beams").checked) options.use_beam_search = true;
@@ -706,7 +706,8 @@ showChapter();
 
 // ---- Chat ----
 
-// Each message sends the whole conversation; the server keeps none of it, but for the blocks that are still in the pool.
+// Each message sends the whole conversation; the server keeps none of it, except for the blocks that are still in the
+// pool.
 let conversation = [];  // {role, content}, by turns
 let talk = null;        // what stops the reply that is being written; null: none is
 const kTalk = "Each message sends the whole conversation again, as one prompt. What of it is still in the pool is found and not computed.";
@@ -746,7 +747,7 @@ function showTalk() {
   $("again").disabled = talk !== null || conversation.length === 0;
 }
 
-// What is not given is as the model's file recommends it, or as the server has it.
+// A value that is not given is the model file's recommendation, or the server's.
 function chatOptions() {
   const options = {...kStreamed, ...moreOptions("chat")};
   for (const [name, id] of [["temperature", "chat-temperature"], ["max_tokens", "chat-tokens"], ["seed", "chat-seed"]]) {

@@ -6,8 +6,8 @@
 //               cached: Map(block -> texts), counters, atStart, poolsSeen, numRunning, numWaiting, happened}
 //   atStart: the counters when its pool was made; poolsSeen: how many pools this page has seen before it
 //   happened: what pool_view.h says, and found: prompt tokens that were in the pool when their request was first admitted;
-//   foundAgain: those that a preempted one found of its own; drafts: [{request, sequence, position, accepted, texts, drawn}],
-//   drawn: what the model drew behind those accepted; released: Map(block -> preempted request that had it)
+//   foundAgain: own tokens that resumed requests found; drafts: [{request, sequence, position, accepted, texts, drawn}],
+//   drawn: what the model drew behind the accepted drafts; released: Map(block -> preempted request that had it)
 //   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts}),
 //               lastHeld: {sequences, tokens}}, how many it has in the pool or, since its preemption, had
 
@@ -44,7 +44,7 @@ function rowSentence(snapshot, {request, sequence}) {
 const draftsOf = (snapshot, request, sequence) =>
   snapshot.happened.drafts.find((drafts) => drafts.request === request && drafts.sequence === sequence);
 
-// Those in one of its logical blocks, as {position, slot, text, isAccepted}.
+// The drafts in one of a sequence's logical blocks, as {position, slot, text, isAccepted}.
 function draftsIn(snapshot, {request, sequence, index}) {
   const drafts = snapshot.happened.drafts.length ? draftsOf(snapshot, request.id, sequence.id) : undefined;
   if (!drafts) return [];
@@ -80,7 +80,7 @@ function applyRecord(last, record) {
                 running: record.running ?? before.running, waiting: record.waiting ?? before.waiting,
                 numRunning: record.num_running, numWaiting: record.num_waiting, happened: {...noEvents(), ...record.happened},
                 requests: new Map(), cached: before.cached};
-  // Pools are numbered. A server that was started again has a first one too, and counts its steps and look-ups from 0.
+  // Pools are numbered. A server that was started again has a first pool too, and counts its steps and look-ups from 0.
   next.isNewPool = (last.sizes.pool !== undefined && next.sizes.pool !== last.sizes.pool) ||
     (last.step >= 0 && (record.counters.lookups < last.counters.lookups || record.steps[0]?.[0] <= last.step));
   const {preemptions, generated, drafts, accepted} = last.counters;
@@ -121,7 +121,7 @@ function applyRecord(last, record) {
     if (next.steps.length === 1) next.steps[0].copied = next.happened.copyOnWrites.length;  // swaps have a mark of their own
   }
   next.happened.moves = copies.length - (next.happened.copyOnWrites?.length ?? 0);
-  // What of the counters was before the first record that this page has is not known.
+  // Counts from before this page's first record are not known.
   const isKnown = next.steps.length > 0 && (next.isNewPool || last.counters.lookups !== undefined);
   const since = (count) => isKnown ? Math.max(0, count(record.counters) - (next.isNewPool ? 0 : count(last.counters))) : 0;
   next.happened.found = since(({found}) => found);
@@ -130,7 +130,8 @@ function applyRecord(last, record) {
   return next;
 }
 
-// Prompt tokens that requests found again when they came back from a preemption. /metrics counts those in no prefix hit.
+// Tokens that requests found again when they were resumed after a preemption. /metrics does not count them as prefix
+// hits.
 const foundAgain = ({saved, found}) => Math.max(0, (saved ?? 0) - (found ?? 0));
 
 // How much of a reply its beginning `text` is, or -1 if that is none. In `text`, a part of a character is U+FFFD for each
@@ -151,7 +152,7 @@ function lengthOf(text, reply) {
 }
 
 // What a request's sequences had written in the snapshot `at`: the texts that are in the pool there or, if it was
-// preempted, those that it had last. "none": it had not come yet; "all": it had ended; "past": so had its pool.
+// preempted, its last texts. "none": it had not arrived yet; "all": it had ended; "past": its pool had ended.
 // reply: {id, pool, number}: the request, its pool as poolsSeen counts, and the number of the latest snapshot when it was sent.
 function writtenAt(snapshots, at, reply) {
   const requestIn = (snapshot) => snapshot?.poolsSeen === reply.pool ? snapshot.requests.get(reply.id) : undefined;
@@ -192,7 +193,7 @@ const filledSlots = (place, blockSize) => Math.max(0, Math.min(blockSize, place.
 
 // ---- In one sentence ----
 
-// Control characters, and those that turn the direction of text around, as their numbers.
+// Control characters, and characters that turn the direction of text around, as their numbers.
 const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) => character === "\n" ? "↵" : character === "\t" ? "⇥"
   : `‹${character.codePointAt(0).toString(16).toUpperCase()}›`).replaceAll(" ", "·");
 const plain = (text) => text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
@@ -317,8 +318,8 @@ function eventsOf({happened, steps}) {
   return Object.keys(counts).filter((name) => counts[name] > 0);
 }
 
-// The same requests in one contiguous region each, as stage 1 stores them: first fit, in order of arrival. One that is
-// preempted in the pool has its region all the same: where it fits, regions would never have preempted it.
+// The same requests in one contiguous region each, as stage 1 stores them: first fit, in order of arrival. A request
+// that is preempted in the pool has its region all the same: where it fits, regions would never have preempted it.
 function regionsOf(snapshot) {
   const {slots} = snapshot.sizes, regions = [];
   const refused = [];

@@ -13,7 +13,7 @@ class Timeline {
     this.at = null;  // index of the snapshot shown; null: always the latest
     this.timer = null;
     this.pace = 1;  // of playing: a test has it smaller
-    this.end = 0;  // where the bars end, of all that are kept: it stays as long as the step shown is in sight
+    this.end = 0;  // where the visible bars end, of all bars: it stays as long as the step shown is in sight
     this.scrolling = null;
     this.isDirty = false;
     canvas.addEventListener("keydown", (event) => {
@@ -174,7 +174,7 @@ class Timeline {
     context.fillText("■ decode", kStripLeft - 6, height - 7);
     this.drawNames(context, bars, height, part, theme);
     bars.forEach((step, index) => {
-      // What the counters do not have, in other pools or after the step that is shown, is paler.
+      // Events that the counters do not have, in other pools or after the step that is shown, are paler.
       context.globalAlpha = step.pool === shown.poolsSeen && step.number <= shown.number ? 1 : 0.35;
       const x = kStripLeft + index * barWidth, prompt = step.prompt * scale, back = (step.drafts - step.accepted) * scale;
       const decoded = step.decoded && Math.max(2, (step.decoded - step.drafts + step.accepted) * scale), base = decoded + back;
@@ -261,7 +261,7 @@ class Timeline {
   }
 }
 
-// As much of a text as a width has room for.
+// The part of a text that a width has room for.
 function shortened(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let length = text.length - 1;

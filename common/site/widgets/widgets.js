@@ -1,6 +1,6 @@
 // The widgets of the course's site: <div class="widget" data-widget="block-table"></div> becomes a scene of a lesson, which
-// the reader goes through step by step, back and forth, or leaves for commands of his own. What is shown are states of
-// the stage's own code (common/app/scene.h): compiled to WebAssembly, where the site was built with Emscripten, or
+// the reader goes through step by step, back and forth, or leaves for commands of their own. What is shown are states
+// of the stage's own code (common/app/scene.h): compiled to WebAssembly, where the site was built with Emscripten, or
 // recorded by the stage's program.
 //
 // bundle.py puts this file together with the live page's drawing code, and says in kStages which stage has which scenes.
@@ -85,7 +85,7 @@ function framedContext(canvas) {
   return context;
 }
 
-// Blocks that are not as they were.
+// Blocks that have changed.
 function changedBlocks(before, after) {
   const changed = new Set();
   if (!before) return changed;
@@ -160,7 +160,7 @@ class Widget {
     this.root.replaceChildren(
       element("p", {className: "widget-title", textContent: this.recorded.title}),
       element("p", {className: "widget-mode"}, ...withCode(mode)),
-      // Above all that grows and shrinks with a step, so that the button stays under the pointer.
+      // Above everything that grows and shrinks with a step, so that the button stays under the pointer.
       element("div", {className: "widget-controls"}, this.next, this.back,
               element("div", {className: "widget-time"}, this.again, this.slider, this.moment)),
       element("div", {className: "widget-what", attributes: {role: "status", "aria-live": "polite"}}, this.step, this.said),
@@ -227,7 +227,7 @@ class Widget {
     this.snapshots.push(this.snapshotOf(state));
   }
 
-  // Up to that step, through those of the lesson that have not been taken yet.
+  // Up to that step, through the lesson's steps that have not been taken yet.
   goTo(step) {
     while (this.commands.length < Math.min(step, this.last)) {
       const {command} = this.script[this.commands.length];
@@ -322,7 +322,7 @@ class Widget {
     return tag;
   }
 
-  // A contiguous region: of a cache without blocks, each slot of which is drawn as one.
+  // A contiguous region, in a cache without blocks: each slot is drawn as a block.
   regionOf(request) {
     const [sequence] = request.sequences, {blocks} = sequence;
     return element("div", {className: "widget-list"}, this.tag(request.name, request.id), `slots ${blocks[0]} to ${blocks.at(-1)}, ${sequence.length} of ${blocks.length} used`);
