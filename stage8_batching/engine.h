@@ -93,7 +93,7 @@ class Engine {
   StepId forward(const RaggedBatch& batch);
 
   // Why the request can never be served; empty if it can.
-  virtual std::string rejection(const GenerationRequest& request) const;
+  virtual std::string rejection(const GenerationRequest& generation) const;
 
   const EngineOptions& options() const { return options_; }  // with num_slots filled in
   // Max tokens of a prompt and its reply together.
