@@ -1250,7 +1250,7 @@ TEST_CASE("forget: the output of a request that has ended goes as soon as those 
 }
 
 TEST_CASE(
-    "the loop: what a step in flight has computed is not taken for that of a request that got its sequence's id") {
+    "running ahead: what a step in flight has computed is not taken for that of a request that got its sequence's id") {
   Serving serving({.scheduler = {.headroom = 0, .run_ahead = true}});
   const GenerationRequest first = {make_request(8, 4)};
   const GenerationRequest second = {make_request(8, 4, 1)};
