@@ -335,6 +335,7 @@ void EngineThread::restart_engine(const PoolSizes& sizes) {
   } catch (const std::exception& error) {
     problem += "; nor can the one before be made again: " + message_of(error);
     fail("there is no pool: " + message_of(error));
+    is_recovering_ = true;
   }
   throw InputError(problem);
 }
@@ -389,6 +390,7 @@ void EngineThread::abandon(Ticket::State& state) noexcept {
 void EngineThread::restart_engine() {
   engine_.reset();  // first: there may be no memory for two
   engine_ = make_engine_({.sizes = wanted_sizes_});
+  is_recovering_ = false;
   const EngineDescription engine = engine_->description();
   max_context_ = std::min(engine.context_length, engine_->status().slots.total);
   max_sequences_ = engine.max_sequences;
@@ -411,9 +413,8 @@ void EngineThread::loop() {
     try {
       if (failure != nullptr) {
         fail(message_of(failure));
-        if (is_bad_alloc(std::exchange(failure, nullptr))) {
-          recover();
-        }
+        is_recovering_ = is_recovering_ || is_bad_alloc(failure);
+        failure = nullptr;
       }
       goes_on = advance();
     } catch (const std::exception&) {  // not one request's error: for that, the engine fails the request
@@ -423,7 +424,7 @@ void EngineThread::loop() {
   }
 }
 
-// Empties the inbox, then computes one step or waits. False: the thread has to end.
+// Empties the inbox, then computes one step, makes an engine or waits. False: the thread has to end.
 bool EngineThread::advance() {
   empty_inbox();
   bool is_stopping = false;
@@ -434,6 +435,10 @@ bool EngineThread::advance() {
   if (is_stopping) {
     end_all("the server has ended");
     return false;
+  }
+  if (is_recovering_) {
+    recover();
+    return true;
   }
   // A pause does not stop draining: the program would not end.
   if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && engine_ && !engine_->is_idle()) {
@@ -550,7 +555,8 @@ void EngineThread::fail(const std::string& reason) {
   show();
 }
 
-// Makes another engine where memory was missing, which may be there again. If it is not, this is called again.
+// Makes another engine where memory was missing, which may be there again. If it is not, this is called again, and in
+// between the inbox is emptied: the commands of that time are answered.
 void EngineThread::recover() {
   bool is_stopping = false;
   {

@@ -106,8 +106,8 @@ class EngineThread {
   void step();  // one step, and then pause
   bool is_paused() const { return is_paused_; }
   // Ends all requests, makes a new engine, and then returns. If these sizes are not possible, keeps the old sizes and
-  // throws InputError. If the old sizes have become impossible too, there is no engine until a restart succeeds, and
-  // failure() says so. Also throws what ends the engine meanwhile, such as bad_alloc.
+  // throws InputError. If the old sizes have become impossible too, there is no engine until there is memory for it or
+  // a restart succeeds, and failure() says so. Also throws what ends the engine meanwhile, such as bad_alloc.
   void restart(const PoolSizes& sizes);
   PoolSizes sizes() const;
 
@@ -183,6 +183,7 @@ class EngineThread {
   std::int64_t num_generated_ = 0;
   std::vector<double> between_tokens_;  // seconds that the state does not have yet
   int steps_to_run_ = 0;
+  bool is_recovering_ = false;  // until an engine is made
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -2,12 +2,14 @@
 // memory runs out. The engine is a fake one that computes nothing.
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -69,6 +71,18 @@ enum class Call { kNone, kSubmit, kStatus, kCancel, kStep, kOnChange };
 struct Script {
   std::atomic<Call> throws_in = Call::kNone;
   std::atomic<int> calls_before = 0;  // that do not throw
+  // Where an engine is made: what there is no memory for, if anything.
+  enum class Missing { kNothing, kEngine, kHostMemory };
+  std::atomic<Missing> missing = Missing::kNothing;
+
+  void made() const {
+    if (missing == Missing::kEngine) {
+      throw std::bad_alloc();
+    }
+    if (missing == Missing::kHostMemory) {
+      throw common::InputError("not enough memory for --host-slots 128");
+    }
+  }
 
   void called(Call call) {
     if (throws_in == call && calls_before-- == 0) {
@@ -151,6 +165,7 @@ struct Fixture {
       : engine(
             [this](const common::EngineDemand&) {
               this_thread = this_thread == Thread::kClient ? Thread::kClient : Thread::kEngine;
+              script.made();
               return std::make_unique<FakeEngine>(script);
             },
             {.paused = is_paused},
@@ -314,6 +329,44 @@ TEST_CASE("engine thread: wherever memory runs out in a restart, its caller hear
     CHECK(tokens_of(*next) == Texts{kAllTokens});
   }
   CHECK(num_answers > 0);
+}
+
+TEST_CASE("engine thread: as long as there is no memory for an engine, all are answered, and then there is one") {
+  const Script::Missing missing = GENERATE(Script::Missing::kEngine, Script::Missing::kHostMemory);
+  CAPTURE(static_cast<int>(missing));
+  const bool is_restart = GENERATE(false, true);  // what ends the engine before
+  CAPTURE(is_restart);
+  Fixture fixture;
+  fixture.script.missing = missing;
+  const auto is_refused = [&](const common::PoolSizes& sizes) {
+    try {
+      fixture.engine.restart(sizes);
+    } catch (const common::InputError&) {
+      return true;
+    }
+    return false;
+  };
+  if (is_restart) {
+    CHECK(is_refused(kSizes));
+  } else {
+    fail_allocations(Thread::kEngine, 0, 1);
+    const auto ticket = fixture.submit(1);
+    REQUIRE(tokens_of(*ticket).size() == 1);
+    is_armed = false;
+  }
+  auto answer = std::async(std::launch::async, is_refused, kSizes);
+  const bool is_answered = answer.wait_for(kPatience) == std::future_status::ready;
+  CHECK(is_answered);
+  CHECK_FALSE(fixture.engine.failure().empty());
+  fixture.script.missing = Script::Missing::kNothing;
+  CHECK((answer.get() || !is_answered));
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!fixture.engine.failure().empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const auto next = fixture.submit(1);
+  REQUIRE(next != nullptr);
+  CHECK(tokens_of(*next) == Texts{kAllTokens});
 }
 
 TEST_CASE("engine thread: the messenger has no memory for a token, and delivers it later") {
