@@ -128,13 +128,18 @@ void check_regular(const std::string& path) {
   }
 }
 
-// Writes the file whole, or throws InputError and leaves an earlier file as it was.
+// Writes the file whole, or throws InputError and leaves an earlier file as it was. Who may read that one may read the
+// new one; if it may not be written, it stays.
 void write_whole(const std::string& path, const std::string& text) {
   std::error_code error;
-  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);        // behind a link
-  const std::string beside = target.string() + format(".%08x.part", std::random_device()());  // no file of the user's
+  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);  // behind a link
+  const std::filesystem::path beside =
+      target.parent_path() / format(".%08x.part", std::random_device()());  // no file of the user's
   try {
-    ResultFile(beside).write(text);
+    if (std::filesystem::exists(target)) {
+      std::filesystem::copy_file(target, beside);
+    }
+    ResultFile(beside.string()).write(text);
     std::filesystem::rename(beside, target);
   } catch (const std::exception&) {
     std::filesystem::remove(beside, error);

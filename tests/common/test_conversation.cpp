@@ -140,6 +140,35 @@ TEST_CASE("conversation: what is saved takes the place of its own file, and of n
   CHECK(folder.text("kept.part") == "the user's own");
 }
 
+TEST_CASE("conversation: what is saved has the permissions of the file in whose place it is") {
+  const Folder folder;
+  Scripted engine{{"The first."}};
+  common::Conversation conversation(session(), engine.run, "");
+  say(conversation, folder, "Who?\n");
+  for (const fs::perms permissions : {fs::perms::owner_read | fs::perms::owner_write, fs::perms::owner_read}) {
+    const std::string path = folder.file("private");
+    fs::remove(path);
+    std::ofstream(path) << "the user's own";
+    fs::permissions(path, permissions);
+    const bool may_write = std::ofstream(path, std::ios::app).is_open();  // root may always
+    say(conversation, folder, "/save " + path + "\n");
+    CHECK(contains(folder.text("private"), may_write ? "The first." : "the user's own"));
+    CHECK(fs::status(path).permissions() == permissions);
+  }
+  const auto files = fs::directory_iterator(fs::path(folder.file("")));
+  CHECK(std::distance(begin(files), end(files)) == 2);  // with what is typed: nothing else is left
+}
+
+TEST_CASE("conversation: a file's name may be as long as the system allows") {
+  const Folder folder;
+  Scripted engine{{"The first."}};
+  common::Conversation conversation(session(), engine.run, "");
+  constexpr std::size_t kMaxName = 255;
+  const std::string name(kMaxName, 'n');
+  say(conversation, folder, "Who?\n/save " + folder.file(name) + "\n");
+  CHECK(contains(folder.text(name), "The first."));
+}
+
 TEST_CASE("conversation: a file that is nested deep is none, and changes nothing") {
   const Folder folder;
   Scripted engine{{"The first."}};
