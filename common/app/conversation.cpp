@@ -12,7 +12,6 @@
 #include <iostream>
 #include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 #include <random>
@@ -390,14 +389,14 @@ void Conversation::regenerate(std::ostream& output) {
 // encoded as others, which the cache does not hold.
 void Conversation::save(const std::string& path, std::ostream& output) const {
   check_regular(path);
-  nlohmann::ordered_json document = {{"model", session_.model_name}, {"messages", nlohmann::ordered_json::array()}};
+  Json document = {{"model", session_.model_name}, {"messages", Json::array()}};
   for (const ChatMessage& message : messages_) {
     document["messages"].push_back({{"role", message.role}, {"content", message.content}});
     if (!message.tokens.empty()) {
       document["messages"].back()["tokens"] = message.tokens;
     }
   }
-  write_whole(path, document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  write_whole(path, document.dump() + "\n");
   note(output, count_messages(messages_.size()) + " in " + path);
 }
 
