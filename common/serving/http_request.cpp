@@ -121,7 +121,7 @@ void HttpRequestReader::read_request_line(const std::string& line) {
     if (to_lower(target).starts_with(scheme)) {
       const std::size_t end = std::min(target.find_first_of("/?#", scheme.size()), target.size());
       head_.authority = target.substr(scheme.size(), end - scheme.size());
-      has_host = !head_.authority.empty();
+      has_host = !head_.authority.empty() && !head_.authority.starts_with(':');
       target = (target.substr(end).starts_with('/') ? "" : "/") + target.substr(end);
       break;
     }

@@ -71,7 +71,8 @@ TEST_CASE("a target may have a scheme and a host before its path") {
   CHECK(authority("http://example.org:80/a") == "example.org:80");
   CHECK(authority("http://example.org") == "example.org");
   CHECK(authority("/http://example.org/a").empty());
-  for (const char* const target : {"ftp://example.org/", "example.org/", "*", "http:/a", "http://", "http:///a", ""}) {
+  for (const char* const target :
+       {"ftp://example.org/", "example.org/", "*", "http:/a", "http://", "http:///a", "http://:80/a", ""}) {
     CHECK(read(std::string("GET ") + target + " HTTP/1.1\r\nHost: x\r\n\r\n").refused == 400);
   }
 }
