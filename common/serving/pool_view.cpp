@@ -141,8 +141,8 @@ void PoolView::forget() {
 void PoolView::publish(std::string json, bool is_whole) {
   {
     const std::lock_guard lock(mutex_);
-    num_bytes_ += json.size();
     records_.push_back({std::move(json), is_whole});
+    num_bytes_ += records_.back().json.size();  // only now: there may be no memory for the line above
     while (records_.size() > 1 && (records_.size() > kMaxRecords || num_bytes_ > kMaxRecordBytes)) {
       num_bytes_ -= records_.front().json.size();
       records_.pop_front();

@@ -15,6 +15,7 @@
 
 #include "common/base/check.h"
 #include "common/serving/engine_thread.h"
+#include "common/serving/pool_view.h"
 #include "tests/support/catch.h"
 #include "tests/support/failing_allocations.h"
 
@@ -429,4 +430,36 @@ TEST_CASE("engine thread: whatever throws in it, all clients get one error, and 
     CHECK(fixture.failure_on_the_page().empty());
     CHECK(tokens_of(*fixture.submit(1)) == Texts{kAllTokens});
   }
+}
+
+TEST_CASE("pool view: a record that there is no memory to keep does not displace those that are kept") {
+  common::PoolView view(nullptr);
+  common::PoolView::Watcher watcher(view);
+  const auto update = [&](const std::string& failure) {
+    view.update({.engine = nullptr, .is_still = true, .failure = failure});
+  };
+  const std::string large(1 << 20, 'x');
+  constexpr int kTimes = 12;  // more than all records may have together
+  int num_failures = 0;
+  for (int record = 0; record < kTimes; ++record) {  // not every one needs memory for its place in the list
+    bool goes_on = true;
+    for (int first = 0; goes_on; ++first) {
+      for (int time = 0; time < kTimes && goes_on; ++time) {
+        fail_allocations(Thread::kClient, first, 1);
+        try {
+          update(large);
+        } catch (const std::bad_alloc&) {
+          num_failures += 1;
+        }
+        is_armed = false;
+        goes_on = has_run_out;
+      }
+    }
+  }
+  CHECK(num_failures > kTimes);
+  while (!watcher.read(std::chrono::milliseconds(0)).empty()) {
+  }
+  update("one");
+  update("two");
+  CHECK(watcher.read(std::chrono::milliseconds(0)).size() == 2);
 }
