@@ -32,6 +32,13 @@ extern "C" void note_signal(int number) {
   }
 }
 
+// Whole lines, whichever thread writes them.
+void print(const std::string& text) {
+  static std::mutex output;
+  const std::lock_guard lock(output);
+  std::cout << text << std::flush;
+}
+
 std::string checked_name(const std::string& name) {
   if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= ' ' && c < '\x7F'; })) {
     throw InputError("--served-model-name is for ASCII characters");
@@ -184,10 +191,9 @@ std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options) {
                     ? MemoryAccount::of_size(static_cast<std::size_t>(*options.request_memory) << 20)
                     : MemoryAccount::of_this_machine();
   if (!options.quiet) {
-    http.on_answered = [output = std::make_shared<std::mutex>()](const AnsweredRequest& request) {
+    http.on_answered = [](const AnsweredRequest& request) {
       if (is_logged(request)) {
-        const std::lock_guard lock(*output);
-        std::cout << log_line(request) << '\n' << std::flush;
+        print(log_line(request) + '\n');
       }
     };
   }
@@ -223,9 +229,8 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
     const PoolSizes sizes = thread.sizes();
     const std::string url = "http://" + (host.find(':') != std::string::npos ? "[" + host + "]" : host) + ":" +
                             std::to_string(serving->port());
-    std::cout << format("%s on %s/v1, %d slots in blocks of %d, %s; the pool is drawn on %s/\n", name.c_str(),
-                        url.c_str(), sizes.num_slots, sizes.block_size, chats.c_str(), url.c_str())
-              << std::flush;
+    print(format("%s on %s/v1, %d slots in blocks of %d, %s; the pool is drawn on %s/\n", name.c_str(), url.c_str(),
+                 sizes.num_slots, sizes.block_size, chats.c_str(), url.c_str()));
     if (!has_key && !serving->is_on_loopback()) {
       std::cerr << "note: all who reach " << url << " can use this server; --api-key asks them for a key\n";
     }
@@ -240,24 +245,22 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
     const int notice = std::min(options.drain_notice, options.drain_seconds.value_or(options.drain_notice));
     thread.announce_drain();
     if (notice > 0) {
-      std::cout << format("draining is announced: requests are taken for %d s more; a second Ctrl-C ends the server\n",
-                          notice)
-                << std::flush;
+      print(
+          format("draining is announced: requests are taken for %d s more; a second Ctrl-C ends the server\n", notice));
     }
     while (!has_passed(notice)) {
       std::this_thread::sleep_for(kPoll);
     }
     thread.drain();
     serving->prepare_to_end();
-    std::cout << describe_drain(thread.state(), options.drain_seconds.has_value()
-                                                    ? std::optional(*options.drain_seconds - notice)
-                                                    : std::nullopt)
-              << std::flush;
+    print(describe_drain(thread.state(), options.drain_seconds.has_value()
+                                             ? std::optional(*options.drain_seconds - notice)
+                                             : std::nullopt));
     bool is_late = false;
     while (!thread.drained()) {
       if (!is_late && options.drain_seconds.has_value() && has_passed(*options.drain_seconds)) {
         is_late = true;
-        std::cout << "the time to drain is over: what has not ended is ended now\n" << std::flush;
+        print("the time to drain is over: what has not ended is ended now\n");
         thread.end_requests("the server has ended");
       }
       std::this_thread::sleep_for(kPoll);
