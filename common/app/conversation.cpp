@@ -229,7 +229,7 @@ Conversation::Conversation(const Session& session, const RunRequests& run, std::
 bool Conversation::is_typed() const { return is_input_terminal() && is_terminal(std::cout); }
 
 int Conversation::converse(std::ostream& output, const std::string& history_path) {
-  const NoteInterrupts interrupts;
+  const NoteInterrupts interrupts(is_typed());
   LineReader reader(history_path);
   if (is_typed()) {
     greet(output);
@@ -240,19 +240,22 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
     output.flush();
     std::string message;
     const LineInput input = read_message(reader, message);
-    if (input == LineInput::kInterrupted) {
+    if (input == LineInput::kInterrupted || input == LineInput::kCleared) {
       NoteInterrupts::clear();
       if (!is_typed()) {
         throw Interrupted();
       }
-      output << "^C\n";
-      if (was_interrupted) {
+      const bool is_empty = input == LineInput::kInterrupted;
+      if (is_empty && was_interrupted) {
         return num_errors;
       }
-      was_interrupted = true;
-      note(output, "Ctrl-C once more, or Ctrl-D, ends");
+      was_interrupted = is_empty;
+      if (is_empty) {
+        note(output, "Ctrl-C once more, or Ctrl-D, ends");
+      }
       continue;
     }
+    was_interrupted = false;
     if (input == LineInput::kEnd || message == "/quit") {
       output << (input == LineInput::kEnd && is_typed() ? "\n" : "");
       return num_errors;
@@ -269,9 +272,9 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
       std::cerr << "error: " << error.what() << '\n';
       num_errors += is_typed() ? 0 : 1;
     }
-    was_interrupted = NoteInterrupts::is_noted();
+    const bool is_ended = NoteInterrupts::is_noted();
     NoteInterrupts::clear();
-    if (was_interrupted && !is_typed()) {
+    if (is_ended && !is_typed()) {
       throw Interrupted();
     }
     if (!output.flush()) {
@@ -295,6 +298,8 @@ LineInput Conversation::read_message(LineReader& reader, std::string& message) {
     input = reader.read(more, line);
     if (input == LineInput::kLine) {
       message += '\n' + line;
+    } else if (input == LineInput::kInterrupted) {
+      input = LineInput::kCleared;
     }
   }
   if (is_quoted && message.ends_with(kQuotes)) {

@@ -22,9 +22,10 @@ class Conversation {
 
   // Answers the messages of standard input until its end. A message is a line; one that ends with a backslash goes on
   // in the next, and one that begins with """ goes on to the next """. On a terminal there are a greeting, prompts and
-  // a line editor, what is typed during a reply waits until it has ended, and Ctrl-C ends a reply; a second one in a
-  // row ends the conversation. While reading a pipe, Ctrl-C throws Interrupted. A faulty message is reported in one
-  // line on stderr. Returns the number of faulty messages. history_path: as for a LineReader.
+  // a line editor, what is typed during a reply waits until it has ended, and Ctrl-C ends a reply, or clears a line;
+  // twice in a row at an empty prompt it ends the conversation. While reading a pipe, Ctrl-C throws Interrupted. A
+  // faulty message is reported in one line on stderr. Returns the number of faulty messages. history_path: as for a
+  // LineReader.
   int converse(std::ostream& output, const std::string& history_path = "");
 
  private:

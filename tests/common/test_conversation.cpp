@@ -110,6 +110,18 @@ std::string say(common::Conversation& conversation, const Folder& folder, const 
 
 }  // namespace
 
+TEST_CASE("conversation: however often Ctrl-C is pressed before a reply has begun, the program goes on") {
+  {
+    const common::NoteInterrupts interrupts(true);
+    for (int i = 0; i < 5; ++i) {
+      REQUIRE(std::raise(SIGINT) == 0);
+      CHECK(common::NoteInterrupts::is_noted());
+    }
+  }
+  const common::NoteInterrupts interrupts;
+  CHECK_FALSE(common::NoteInterrupts::is_noted());
+}
+
 TEST_CASE("conversation: a reply is kept until the one in its place has ended well") {
   const Folder folder;
   Scripted engine{{"The first.", "!", "^C", "The second."}};

@@ -470,9 +470,44 @@ class Chat(ProgramTest):
         self.assertEqual(list(self.folder.glob("a*")), [])
 
     def test_ctrl_c_twice_at_an_empty_prompt_ends(self):
-        code, shown = on_terminal("chat", typed=[(b"\n> ", b"\x03"), (b"ends]", b""), (b"> ", b"\x03")])
+        code, shown = on_terminal(*self.edited(), typed=[(b"\n> ", b"\x03"), (b"ends]", b""), (b"> ", b"\x03")])
         self.assertEqual(code, 0, shown)
         self.assertIn("Ctrl-C once more, or Ctrl-D, ends", shown)
+
+    def goes_on(self, *typed, **options):
+        """What a terminal shows of a conversation that is still there after this is typed."""
+        path = self.folder / "conversation"
+        code, shown = on_terminal("chat", "--max-new-tokens", "900", **options, typed=[
+            *typed, (b"> ", f"/save {path}\r".encode()), (b"messages in", b""), (b"> ", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        self.assertIn("messages in", shown)
+        return shown
+
+    def test_ctrl_c_that_has_ended_a_reply_is_not_counted_at_the_prompt(self):
+        self.edited()
+        shown = self.goes_on((b"\n> ", b"Once upon a time\r"), (b"there", b"\x03"), (b"^C", b""), (b"> ", b"\x03"), (b"ends]", b""))
+        self.assertEqual(shown.count("^C"), 2)
+
+    def test_ctrl_c_on_a_line_clears_the_line_and_is_not_counted(self):
+        self.edited()
+        for typed in ([(b"> ", b"The king"), (b"king", b"\x03")],
+                      [(b"> ", b"The \\\r"), (b"... ", b"\x03")],
+                      [(b"> ", b'"""\r'), (b"... ", b"\x03")],
+                      [(b"> ", b"ab"), (b"ab", b"\x7f\x7f"), (b"\x1b[K", b"\x03")]):  # a line that has been emptied
+            with self.subTest(typed):
+                shown = self.goes_on((b"\n> ", b"\x03"), (b"ends]", b""), *typed, (b"^C", b""), (b"> ", b"\x03"), (b"ends]", b""),
+                                     (b"> ", b"\r"))
+                self.assertEqual(shown.count("ends]"), 2)
+
+    def test_without_a_line_editor_ctrl_c_clears_the_line_and_never_ends(self):
+        shown = self.goes_on(*[(b"> ", b"\x03"), (b"^C\r\n", b"")] * 3, term="dumb")
+        self.assertEqual(shown.count("^C"), 3)
+
+    def test_ctrl_c_stands_behind_the_line_that_it_clears(self):
+        self.edited()
+        left = [(b"\x08", b"\x1b[D")] * 3
+        shown = self.goes_on((b"\n> ", b"The king"), (b"king", b"\x1b[D"), *left, (b"\x08", b"\x03"), (b"^C", b""))
+        self.assertIn("\x08king^C\n", shown)
 
     def test_replies_are_wrapped_at_words_on_a_terminal(self):
         code, shown = on_terminal("chat", *self.GREEDY, columns=30, typed=[(b"\n> ", b"Once upon a time\n"),
