@@ -41,10 +41,10 @@ constexpr const char* kHelp =
     "  /system TEXT     begin a new one with this system prompt; no TEXT: show it\n"
     "  /set NAME VALUE  how replies are drawn; without a NAME: show all settings\n"
     "  /save FILE       write the conversation to a file; /load FILE goes on with it\n"
-    "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply\n"
+    "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply, or clears a line\n"
     "  /help            this list\n"
     "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message\n"
-    "of several lines.\n";
+    "of several lines. A message that begins with / has a blank before it.\n";
 
 constexpr std::string_view kBlanks = " \t\r\n";
 constexpr std::string_view kQuotes = "\"\"\"";
@@ -264,7 +264,8 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
       if (message.find_first_not_of(kBlanks) != std::string::npos) {
         reader.remember(message);
         if (!run_command(message, output)) {
-          answer(messages_, message, output);
+          const bool is_escaped = message.starts_with(" /");
+          answer(messages_, message.substr(is_escaped ? 1 : 0), output);
         }
       }
     } catch (const InputError& error) {
@@ -330,14 +331,14 @@ bool Conversation::run_command(const std::string& message, std::ostream& output)
   if (command == "/help") {
     output << kHelp;
   } else if (command == "/reset" && text.empty()) {
-    reset();
+    begin_anew(output);
   } else if (command == "/system" && text.empty()) {
     note(output,
          system_prompt_.empty() ? "no system prompt but the template's own" : "system: " + quote(system_prompt_));
   } else if (command == "/system") {
     check_utf8(text);
     system_prompt_ = text;
-    reset();
+    begin_anew(output);
   } else if (command == "/set") {
     change_setting(text, output);
   } else if (command == "/regenerate" && text.empty()) {
@@ -348,7 +349,7 @@ bool Conversation::run_command(const std::string& message, std::ostream& output)
     }
     command == "/save" ? save(expanded(text), output) : load(expanded(text), output);
   } else {
-    throw InputError("no command " + quote(line) + "; /help lists them");
+    throw InputError("no command " + quote(line) + "; /help lists them, and a blank before the / makes it a message");
   }
   return true;
 }
@@ -461,6 +462,12 @@ void Conversation::reset() {
   if (!system_prompt_.empty()) {
     messages_.push_back({"system", system_prompt_});
   }
+}
+
+void Conversation::begin_anew(std::ostream& output) {
+  reset();
+  note(output,
+       "a new conversation" + (system_prompt_.empty() ? "" : ", with the system prompt " + quote(system_prompt_)));
 }
 
 int Conversation::room() const { return std::min(session_.model.config().context_length, num_slots_); }

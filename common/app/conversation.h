@@ -38,6 +38,7 @@ class Conversation {
   void save(const std::string& path, std::ostream& output) const;
   void load(const std::string& path, std::ostream& output);
   void reset();
+  void begin_anew(std::ostream& output);
   // Goes on from these messages, and keeps them with both new ones once there is a reply; else nothing has changed.
   void answer(std::vector<ChatMessage> messages, const std::string& message, std::ostream& output);
   Completion reply_to(std::vector<Token> prompt, int max_new_tokens, std::ostream& output);

@@ -202,7 +202,9 @@ class Chat(ProgramTest):
     def test_a_system_prompt_stands_before_all(self):
         by_option = chat(*self.GREEDY, "--system", "There was a bear.", lines=["The bear"])
         by_command = chat(*self.GREEDY, lines=["/system There was a bear.", "The bear", "/system"])
-        self.assertTrue(by_command.stdout_text.startswith(by_option.stdout_text))
+        answer, told = by_command.stdout_text.split("\n", 1)
+        self.assertEqual(answer, '[a new conversation, with the system prompt "There was a bear."]')
+        self.assertTrue(told.startswith(by_option.stdout_text))
         self.assertIn('[system: "There was a bear."]', by_command.stdout_text)
         self.assertNotEqual(by_option.stdout_text, chat(*self.GREEDY, lines=["The bear"]).stdout_text)
         text = json.loads(run("generate", "--chat", "--system", "There was a bear.", "--prompt", "The bear", *self.GREEDY,
@@ -223,10 +225,24 @@ class Chat(ProgramTest):
             alone = chat(*options, lines=["king " * 1100])
             self.assertRegex(alone.errors[0], rf"^error: this message( and the system prompt)? ha(s|ve) \d+ tokens, and {limit}$")
 
+    def test_a_new_conversation_is_told(self):
+        told = chat(lines=["/reset", "/system Be brief.", "/reset"])
+        self.assertEqual((told.returncode, told.errors), (0, []))
+        with_prompt = '[a new conversation, with the system prompt "Be brief."]'
+        self.assertEqual(told.stdout_text.splitlines(), ["[a new conversation]", with_prompt, with_prompt])
+
+    def test_a_message_begins_with_a_slash_behind_a_blank(self):
+        path = self.folder / "conversation"
+        told = chat(*self.GREEDY, lines=["/etc/passwd", " /etc/passwd", " Once", f"/save {path}"])
+        self.assertEqual(told.errors[0], 'error: no command "/etc/passwd"; /help lists them, and a blank before the / makes it a message')
+        self.assertEqual(len(told.errors), 2)
+        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        self.assertEqual([message["content"].rstrip() for message in messages[::2]], ["/etc/passwd", " Once"])
+
     def test_what_is_wrong_with_a_line_is_one_line_and_the_rest_is_answered(self):
         result = chat(*self.GREEDY, lines=["/nonsense", "/help", "Once upon a time"])
         self.assertEqual(result.returncode, 1)
-        self.assertEqual(result.errors[0], 'error: no command "/nonsense"; /help lists them')
+        self.assertTrue(result.errors[0].startswith('error: no command "/nonsense"; /help lists them'))
         self.assertEqual(len(result.errors), 2)
         for line in ("/reset", "/system TEXT", "/quit", "there was"):
             self.assertIn(line, result.stdout_text)
