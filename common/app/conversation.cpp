@@ -44,7 +44,9 @@ constexpr const char* kHelp =
     "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply, or clears a line\n"
     "  /help            this list\n"
     "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message\n"
-    "of several lines. A message that begins with / has a blank before it.\n";
+    "of several lines. A message that begins with / has a blank before it.\n"
+    "Once the context is full, the model no longer reads the oldest messages; /save\n"
+    "writes them all the same.\n";
 
 constexpr std::string_view kBlanks = " \t\r\n";
 constexpr std::string_view kQuotes = "\"\"\"";
@@ -453,12 +455,14 @@ void Conversation::load(const std::string& path, std::ostream& output) {
     messages.pop_back();  // it has no reply
   }
   messages_ = std::move(messages);
+  num_left_out_ = 0;
   system_prompt_ = !messages_.empty() && messages_.front().role == "system" ? messages_.front().content : "";
   note(output, count_messages(messages_.size()) + " from " + path);
 }
 
 void Conversation::reset() {
   messages_.clear();
+  num_left_out_ = 0;
   if (!system_prompt_.empty()) {
     messages_.push_back({"system", system_prompt_});
   }
@@ -472,6 +476,31 @@ void Conversation::begin_anew(std::ostream& output) {
 
 int Conversation::room() const { return std::min(session_.model.config().context_length, num_slots_); }
 
+// What a prompt leaves to its reply.
+int Conversation::reply_room() const { return std::min(drawn_.max_new_tokens, room() / 4); }
+
+// The most tokens with which a conversation has room for a turn or two more.
+int Conversation::nearly_full() const { return room() - reply_room() - room() / 4; }
+
+// The messages as tokens, but for the oldest num_left_out behind a system prompt. If they leave too little to a reply,
+// raises num_left_out, by whole turns.
+std::vector<Token> Conversation::prompt_within_room(const std::vector<ChatMessage>& messages, int& num_left_out) const {
+  const int first = messages.front().role == "system" ? 1 : 0;
+  const auto encoded = [&] {
+    std::vector<ChatMessage> kept = messages;
+    kept.erase(kept.begin() + first, kept.begin() + first + num_left_out);
+    return encode_chat(*session_.file, session_.tokenizer, kept, session_.chat);
+  };
+  std::vector<Token> prompt = encoded();
+  if (std::ssize(prompt) > room() - reply_room()) {
+    while (std::ssize(prompt) > nearly_full() && first + num_left_out + 1 < std::ssize(messages)) {
+      num_left_out += 2;
+      prompt = encoded();
+    }
+  }
+  return prompt;
+}
+
 void Conversation::note(std::ostream& output, const std::string& text) const {
   const bool color = use_color(output);
   output << (color ? "\x1b[2m" : "");
@@ -483,24 +512,25 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
   const std::string where = num_slots_ < session_.model.config().context_length ? "the cache (--slots)" : "the context";
   messages.push_back({"user", message});
   Completion reply;
+  int num_left_out = num_left_out_;
+  int num_tokens = 0;
   int max_new_tokens = 0;
   // A model without a template may take the message for the end of a paragraph: then the reply is the next paragraph.
   for (const char* const ending : {"", "\n"}) {
     messages.back().content = message + ending;
-    std::vector<Token> prompt = encode_chat(*session_.file, session_.tokenizer, messages, session_.chat);
-    const auto num_tokens = static_cast<int>(prompt.size());
+    const int left_out_before = num_left_out;
+    std::vector<Token> prompt = prompt_within_room(messages, num_left_out);
+    num_tokens = static_cast<int>(prompt.size());
     max_new_tokens = std::min(drawn_.max_new_tokens, room() - num_tokens);
     if (max_new_tokens < 1) {
       const bool has_system = messages.front().role == "system";
-      messages.erase(messages.begin() + (has_system ? 1 : 0), messages.end() - 1);
-      const auto alone =
-          static_cast<int>(encode_chat(*session_.file, session_.tokenizer, messages, session_.chat).size());
-      const bool fits_alone = alone < room();
-      const char* const what = fits_alone   ? "with this message, the conversation has"
-                               : has_system ? "this message and the system prompt have"
-                                            : "this message has";
-      throw InputError(format("%s %d tokens, and %s has %d%s", what, fits_alone ? num_tokens : alone, where.c_str(),
-                              room(), fits_alone ? ": /reset begins a new one" : ""));
+      throw InputError(format("%s %d tokens, and %s has %d",
+                              has_system ? "this message and the system prompt have" : "this message has", num_tokens,
+                              where.c_str(), room()));
+    }
+    if (num_left_out > left_out_before) {
+      note(output, format("the oldest %d messages are left out from here on: %s has %d tokens", num_left_out,
+                          where.c_str(), room()));
     }
     reply = reply_to(std::move(prompt), max_new_tokens, output);
     if (!reply.tokens.empty() || has_chat_template(*session_.file, session_.chat)) {
@@ -510,11 +540,15 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
   const std::string text = session_.text_of(reply);
   messages.push_back({"assistant", text, kept_tokens(session_, reply.tokens, text)});
   messages_ = std::move(messages);
-  if (reply.finish_reason == FinishReason::kLength && max_new_tokens < drawn_.max_new_tokens) {
-    note(output, where + format(" of %d tokens is full: /reset begins a new conversation", room()));
-  } else if (reply.finish_reason == FinishReason::kLength) {
+  num_left_out_ = num_left_out;
+  const bool is_full = reply.finish_reason == FinishReason::kLength && max_new_tokens < drawn_.max_new_tokens;
+  if (reply.finish_reason == FinishReason::kLength && !is_full) {
     note(output,
          format("cut after %d tokens (%s)", max_new_tokens, is_typed() ? "/set max_tokens" : "--max-new-tokens"));
+  }
+  if (is_full || num_tokens + static_cast<int>(reply.tokens.size()) > nearly_full()) {
+    note(output, where + format(" of %d tokens is %s the oldest messages are left out of what the model reads", room(),
+                                is_full ? "full: from now on" : "nearly full: soon"));
   }
 }
 

@@ -43,6 +43,9 @@ class Conversation {
   void answer(std::vector<ChatMessage> messages, const std::string& message, std::ostream& output);
   Completion reply_to(std::vector<Token> prompt, int max_new_tokens, std::ostream& output);
   int room() const;
+  int reply_room() const;
+  int nearly_full() const;
+  std::vector<Token> prompt_within_room(const std::vector<ChatMessage>& messages, int& num_left_out) const;
   void note(std::ostream& output, const std::string& text) const;
 
   const Session& session_;
@@ -51,7 +54,8 @@ class Conversation {
   int enough_tokens_;
   Request drawn_;  // how replies are drawn, and how long they may be; without a prompt
   std::vector<ChatMessage> messages_;
-  int num_slots_;  // the cache's
+  int num_left_out_ = 0;  // of the messages, the oldest, which the model no longer reads; even
+  int num_slots_;         // the cache's
   int num_replies_ = 0;
 };
 

@@ -212,13 +212,14 @@ class Chat(ProgramTest):
         self.assertEqual(by_option.stdout_text.splitlines()[0], text.split("\n")[0].lstrip())
         self.assert_bad_input(run("generate", "--system", "x", "--prompt", "a"), "--system", "--chat")
 
-    def test_a_conversation_that_outgrows_its_room_says_so_and_can_begin_again(self):
-        result = chat("--slots", "64", "--max-new-tokens", "20", lines=["Once upon a time", "king " * 40, "/reset", "Once"])
-        self.assertEqual(result.returncode, 1)
-        self.assertRegex(result.errors[0], r"^error: .* has \d+ tokens, and the cache \(--slots\) has 64: /reset")
-        self.assertEqual(len(result.errors), 2, "the rest is answered")
+    def test_a_conversation_that_outgrows_its_room_says_so_and_goes_on_without_its_oldest_messages(self):
+        result = chat("--slots", "64", "--max-new-tokens", "20", lines=["Once upon a time", "king " * 40, "Once"])
+        self.assertEqual((result.returncode, result.errors), (0, []))
+        left_out = "[the oldest {} messages are left out from here on: the cache (--slots) has 64 tokens]"
+        self.assertIn(left_out.format(2), result.stdout_text)
+        self.assertIn(left_out.format(4), result.stdout_text)
         full = chat("--slots", "64", lines=["Once upon a time"]).stdout_text
-        self.assertIn("the cache (--slots) of 64 tokens is full: /reset begins", full)
+        self.assertIn("the cache (--slots) of 64 tokens is full: from now on the oldest messages are left out", full)
         # A message that is too long by itself fits into no new conversation either.
         for options, limit in ((("--slots", "64"), r"the cache \(--slots\) has 64"), ((), "the context has 1024"),
                                (("--system", "king " * 1000), "the context has 1024")):
