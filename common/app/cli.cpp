@@ -492,7 +492,7 @@ void add_chat_template(Command& command, SessionOptions& options) {
 
 void add_prompt_options(Command& command, SessionOptions& options) {
   command.option("--prompt", options.prompts, "text to continue; may be given several times; -: standard input");
-  command.option("--prompt-file", options.prompt_files, "a file with a text to continue; may be given several times");
+  command.file("--prompt-file", options.prompt_files, "a file with a text to continue; may be given several times");
   command.flag("--chat", options.chat, "answer each prompt, with the model's chat template");
   command.option("--system", options.system_prompt, "with --chat: what the model is told first");
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24},
@@ -529,7 +529,7 @@ Command& Program::add_generate(StartEngine start) {
                  "print each token's log-probability, and those of N most likely tokens");
   command.flag("--stream", options->stream, "write each token as it comes, as on a terminal");
   command.flag("--quiet", options->quiet, "write the texts alone: no prompts, no counters, no times");
-  command.option("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
+  command.file("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
   command.exclude("--quiet", "--json");
   command.exclude("--quiet", "--logprobs");
   command.exclude("--stream", "--json");
@@ -624,7 +624,7 @@ void Program::add_pictures(std::vector<Picture> pictures) {
   Command& command = command_line_.add("picture", "Draw a picture of the lesson as SVG; without a name, list them",
                                        [options] { draw_picture(*options); });
   command.choice("name", options->name, names, "which one");
-  command.option("--svg", options->path, "write it to this file ('-': stdout)");
+  command.file("--svg", options->path, "write it to this file ('-': stdout)");
 }
 
 void Program::add_scenes(std::vector<SceneScript> scripts) {

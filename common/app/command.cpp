@@ -91,6 +91,13 @@ CLI::Option& add(CLI::App& app, const std::string& name, const std::string& valu
               ->allow_extra_args(false);
 }
 
+const std::string& file_name(const std::string& text) {
+  if (text.empty()) {
+    throw InputError("the file's name is empty");
+  }
+  return text;
+}
+
 template <typename Integer>
 void add_integer(CLI::App& app, const std::string& name, Integer& value, Range<Integer> range,
                  const std::string& help) {
@@ -229,12 +236,13 @@ void Command::option(const std::string& name, std::optional<std::string>& value,
 }
 
 void Command::file(const std::string& name, std::string& value, const std::string& help) {
-  add(app_, name, "TEXT", value, help, [&value](const std::string& text) {
-    if (text.empty()) {
-      throw InputError("the file's name is empty");
-    }
-    value = text;
-  });
+  add(app_, name, "FILE", value, help, [&value](const std::string& text) { value = file_name(text); });
+}
+
+void Command::file(const std::string& name, std::vector<std::string>& values, const std::string& help) {
+  add(app_, name, "FILE", "", help, [&values](const std::string& text) {
+    values.push_back(file_name(text));
+  }).multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
 void Command::option(const std::string& name, std::vector<std::string>& values, const std::string& help) {

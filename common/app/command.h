@@ -46,6 +46,7 @@ class Command {
   void option(const std::string& name, std::optional<std::string>& value, const std::string& help);  // empty: not given
   // A file's name. An empty one is a usage error: it is an unset variable of the shell.
   void file(const std::string& name, std::string& value, const std::string& help);
+  void file(const std::string& name, std::vector<std::string>& values, const std::string& help);  // several times
   // May be given several times, unlike the others.
   void option(const std::string& name, std::vector<std::string>& values, const std::string& help);
   // The same, but calls a function for each text. If the function throws InputError, that is a usage error.

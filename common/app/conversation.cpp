@@ -40,10 +40,12 @@ constexpr const char* kHelp =
     "  /system TEXT     begin a new one with this system prompt; no TEXT: show it\n"
     "  /set NAME VALUE  how replies are drawn; without a NAME: show all settings\n"
     "  /save FILE       write the conversation to a file; /load FILE goes on with it\n"
-    "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply\n"
+    "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply, or clears a line\n"
     "  /help            this list\n"
     "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message\n"
-    "of several lines.\n";
+    "of several lines. A message that begins with / has a blank before it.\n"
+    "Once the context is full, the model no longer reads the oldest messages; /save\n"
+    "writes them all the same.\n";
 
 constexpr std::string_view kBlanks = " \t\r\n";
 constexpr std::string_view kQuotes = "\"\"\"";
@@ -233,7 +235,7 @@ Conversation::Conversation(const Session& session, const RunRequests& run, std::
 bool Conversation::is_typed() const { return is_input_terminal() && is_terminal(std::cout); }
 
 int Conversation::converse(std::ostream& output, const std::string& history_path) {
-  const NoteInterrupts interrupts;
+  const NoteInterrupts interrupts(is_typed());
   LineReader reader(history_path);
   if (is_typed()) {
     greet(output);
@@ -244,19 +246,22 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
     output.flush();
     std::string message;
     const LineInput input = read_message(reader, message);
-    if (input == LineInput::kInterrupted) {
+    if (input == LineInput::kInterrupted || input == LineInput::kCleared) {
       NoteInterrupts::clear();
       if (!is_typed()) {
         throw Interrupted();
       }
-      output << "^C\n";
-      if (was_interrupted) {
+      const bool is_empty = input == LineInput::kInterrupted;
+      if (is_empty && was_interrupted) {
         return num_errors;
       }
-      was_interrupted = true;
-      note(output, "Ctrl-C once more, or Ctrl-D, ends");
+      was_interrupted = is_empty;
+      if (is_empty) {
+        note(output, "Ctrl-C once more, or Ctrl-D, ends");
+      }
       continue;
     }
+    was_interrupted = false;
     if (input == LineInput::kEnd || message == "/quit") {
       output << (input == LineInput::kEnd && is_typed() ? "\n" : "");
       return num_errors;
@@ -265,7 +270,8 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
       if (message.find_first_not_of(kBlanks) != std::string::npos) {
         reader.remember(message);
         if (!run_command(message, output)) {
-          answer(messages_, message, output);
+          const bool is_escaped = message.starts_with(" /");
+          answer(messages_, message.substr(is_escaped ? 1 : 0), output);
         }
       }
     } catch (const InputError& error) {
@@ -273,9 +279,9 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
       std::cerr << "error: " << error.what() << '\n';
       num_errors += is_typed() ? 0 : 1;
     }
-    was_interrupted = NoteInterrupts::is_noted();
+    const bool is_ended = NoteInterrupts::is_noted();
     NoteInterrupts::clear();
-    if (was_interrupted && !is_typed()) {
+    if (is_ended && !is_typed()) {
       throw Interrupted();
     }
     if (!output.flush()) {
@@ -299,6 +305,8 @@ LineInput Conversation::read_message(LineReader& reader, std::string& message) {
     input = reader.read(more, line);
     if (input == LineInput::kLine) {
       message += '\n' + line;
+    } else if (input == LineInput::kInterrupted) {
+      input = LineInput::kCleared;
     }
   }
   if (is_quoted && message.ends_with(kQuotes)) {
@@ -329,14 +337,14 @@ bool Conversation::run_command(const std::string& message, std::ostream& output)
   if (command == "/help") {
     output << kHelp;
   } else if (command == "/reset" && text.empty()) {
-    reset();
+    begin_anew(output);
   } else if (command == "/system" && text.empty()) {
     note(output,
          system_prompt_.empty() ? "no system prompt but the template's own" : "system: " + quote(system_prompt_));
   } else if (command == "/system") {
     check_utf8(text);
     system_prompt_ = text;
-    reset();
+    begin_anew(output);
   } else if (command == "/set") {
     change_setting(text, output);
   } else if (command == "/regenerate" && text.empty()) {
@@ -347,7 +355,7 @@ bool Conversation::run_command(const std::string& message, std::ostream& output)
     }
     command == "/save" ? save(expanded(text), output) : load(expanded(text), output);
   } else {
-    throw InputError("no command " + quote(line) + "; /help lists them");
+    throw InputError("no command " + quote(line) + "; /help lists them, and a blank before the / makes it a message");
   }
   return true;
 }
@@ -451,18 +459,51 @@ void Conversation::load(const std::string& path, std::ostream& output) {
     messages.pop_back();  // it has no reply
   }
   messages_ = std::move(messages);
+  num_left_out_ = 0;
   system_prompt_ = !messages_.empty() && messages_.front().role == "system" ? messages_.front().content : "";
   note(output, count_messages(messages_.size()) + " from " + path);
 }
 
 void Conversation::reset() {
   messages_.clear();
+  num_left_out_ = 0;
   if (!system_prompt_.empty()) {
     messages_.push_back({"system", system_prompt_});
   }
 }
 
+void Conversation::begin_anew(std::ostream& output) {
+  reset();
+  note(output,
+       "a new conversation" + (system_prompt_.empty() ? "" : ", with the system prompt " + quote(system_prompt_)));
+}
+
 int Conversation::room() const { return std::min(session_.model.config().context_length, num_slots_); }
+
+// What a prompt leaves to its reply.
+int Conversation::reply_room() const { return std::min(drawn_.max_new_tokens, room() / 4); }
+
+// The most tokens with which a conversation has room for a turn or two more.
+int Conversation::nearly_full() const { return room() - reply_room() - room() / 4; }
+
+// The messages as tokens, but for the oldest num_left_out behind a system prompt. If they leave too little to a reply,
+// raises num_left_out, by whole turns.
+std::vector<Token> Conversation::prompt_within_room(const std::vector<ChatMessage>& messages, int& num_left_out) const {
+  const int first = messages.front().role == "system" ? 1 : 0;
+  const auto encoded = [&] {
+    std::vector<ChatMessage> kept = messages;
+    kept.erase(kept.begin() + first, kept.begin() + first + num_left_out);
+    return encode_chat(*session_.file, session_.tokenizer, kept, session_.chat);
+  };
+  std::vector<Token> prompt = encoded();
+  if (std::ssize(prompt) > room() - reply_room()) {
+    while (std::ssize(prompt) > nearly_full() && first + num_left_out + 1 < std::ssize(messages)) {
+      num_left_out += 2;
+      prompt = encoded();
+    }
+  }
+  return prompt;
+}
 
 void Conversation::note(std::ostream& output, const std::string& text) const {
   const bool color = use_color(output);
@@ -475,24 +516,25 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
   const std::string where = num_slots_ < session_.model.config().context_length ? "the cache (--slots)" : "the context";
   messages.push_back({"user", message});
   Completion reply;
+  int num_left_out = num_left_out_;
+  int num_tokens = 0;
   int max_new_tokens = 0;
   // A model without a template may take the message for the end of a paragraph: then the reply is the next paragraph.
   for (const char* const ending : {"", "\n"}) {
     messages.back().content = message + ending;
-    std::vector<Token> prompt = encode_chat(*session_.file, session_.tokenizer, messages, session_.chat);
-    const auto num_tokens = static_cast<int>(prompt.size());
+    const int left_out_before = num_left_out;
+    std::vector<Token> prompt = prompt_within_room(messages, num_left_out);
+    num_tokens = static_cast<int>(prompt.size());
     max_new_tokens = std::min(drawn_.max_new_tokens, room() - num_tokens);
     if (max_new_tokens < 1) {
       const bool has_system = messages.front().role == "system";
-      messages.erase(messages.begin() + (has_system ? 1 : 0), messages.end() - 1);
-      const auto alone =
-          static_cast<int>(encode_chat(*session_.file, session_.tokenizer, messages, session_.chat).size());
-      const bool fits_alone = alone < room();
-      const char* const what = fits_alone   ? "with this message, the conversation has"
-                               : has_system ? "this message and the system prompt have"
-                                            : "this message has";
-      throw InputError(format("%s %d tokens, and %s has %d%s", what, fits_alone ? num_tokens : alone, where.c_str(),
-                              room(), fits_alone ? ": /reset begins a new one" : ""));
+      throw InputError(format("%s %d tokens, and %s has %d",
+                              has_system ? "this message and the system prompt have" : "this message has", num_tokens,
+                              where.c_str(), room()));
+    }
+    if (num_left_out > left_out_before) {
+      note(output, format("the oldest %d messages are left out from here on: %s has %d tokens", num_left_out,
+                          where.c_str(), room()));
     }
     reply = reply_to(std::move(prompt), max_new_tokens, output);
     if (!reply.tokens.empty() || has_chat_template(*session_.file, session_.chat)) {
@@ -502,11 +544,15 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
   const std::string text = session_.text_of(reply);
   messages.push_back({"assistant", text, kept_tokens(session_, reply.tokens, text)});
   messages_ = std::move(messages);
-  if (reply.finish_reason == FinishReason::kLength && max_new_tokens < drawn_.max_new_tokens) {
-    note(output, where + format(" of %d tokens is full: /reset begins a new conversation", room()));
-  } else if (reply.finish_reason == FinishReason::kLength) {
+  num_left_out_ = num_left_out;
+  const bool is_full = reply.finish_reason == FinishReason::kLength && max_new_tokens < drawn_.max_new_tokens;
+  if (reply.finish_reason == FinishReason::kLength && !is_full) {
     note(output,
          format("cut after %d tokens (%s)", max_new_tokens, is_typed() ? "/set max_tokens" : "--max-new-tokens"));
+  }
+  if (is_full || num_tokens + static_cast<int>(reply.tokens.size()) > nearly_full()) {
+    note(output, where + format(" of %d tokens is %s the oldest messages are left out of what the model reads", room(),
+                                is_full ? "full: from now on" : "nearly full: soon"));
   }
 }
 

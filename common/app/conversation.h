@@ -22,9 +22,10 @@ class Conversation {
 
   // Answers the messages of standard input until its end. A message is a line; one that ends with a backslash goes on
   // in the next, and one that begins with """ goes on to the next """. On a terminal there are a greeting, prompts and
-  // a line editor, what is typed during a reply waits until it has ended, and Ctrl-C ends a reply; a second one in a
-  // row ends the conversation. While reading a pipe, Ctrl-C throws Interrupted. A faulty message is reported in one
-  // line on stderr. Returns the number of faulty messages. history_path: as for a LineReader.
+  // a line editor, what is typed during a reply waits until it has ended, and Ctrl-C ends a reply, or clears a line;
+  // twice in a row at an empty prompt it ends the conversation. While reading a pipe, Ctrl-C throws Interrupted. A
+  // faulty message is reported in one line on stderr. Returns the number of faulty messages. history_path: as for a
+  // LineReader.
   int converse(std::ostream& output, const std::string& history_path = "");
 
  private:
@@ -37,10 +38,14 @@ class Conversation {
   void save(const std::string& path, std::ostream& output) const;
   void load(const std::string& path, std::ostream& output);
   void reset();
+  void begin_anew(std::ostream& output);
   // Goes on from these messages, and keeps them with both new ones once there is a reply; else nothing has changed.
   void answer(std::vector<ChatMessage> messages, const std::string& message, std::ostream& output);
   Completion reply_to(std::vector<Token> prompt, int max_new_tokens, std::ostream& output);
   int room() const;
+  int reply_room() const;
+  int nearly_full() const;
+  std::vector<Token> prompt_within_room(const std::vector<ChatMessage>& messages, int& num_left_out) const;
   void note(std::ostream& output, const std::string& text) const;
 
   const Session& session_;
@@ -49,7 +54,8 @@ class Conversation {
   int enough_tokens_;
   Request drawn_;  // how replies are drawn, and how long they may be; without a prompt
   std::vector<ChatMessage> messages_;
-  int num_slots_;  // the cache's
+  int num_left_out_ = 0;  // of the messages, the oldest, which the model no longer reads; even
+  int num_slots_;         // the cache's
   int num_replies_ = 0;
 };
 

@@ -49,6 +49,10 @@ std::string to_utf8(std::wstring_view text) {
   return result;
 }
 
+bool is_control(wchar_t character) {
+  return (character < L' ' && character != L'\n' && character != L'\t') || character == L'\x7F';
+}
+
 constexpr int kMaxHistory = 1000;
 constexpr std::wstring_view kPasteEnd = L"\033[201~";
 
@@ -99,9 +103,17 @@ class LineReader::Editor {
   LineInput read(const std::string& prompt, std::string& line) {
     prompt_ = to_wide(prompt);
     end_ = LineInput::kEnd;
+    has_typed_ = false;
     int count = 0;
     const wchar_t* const typed = el_wgets(edit_, &count);
     if (typed == nullptr || count <= 0) {
+      if (end_ == LineInput::kInterrupted) {
+        const LineInfoW& info = *el_wline(edit_);
+        std::wstring rest(info.cursor, info.lastchar);  // so that ^C stands behind the line
+        std::erase_if(rest, is_control);
+        std::cout << to_utf8(rest) << "^C" << std::endl;
+        return has_typed_ ? LineInput::kCleared : end_;
+      }
       return end_;
     }
     line = to_utf8({typed, static_cast<std::size_t>(count)});
@@ -142,6 +154,7 @@ class LineReader::Editor {
       if (::read(STDIN_FILENO, &byte, 1) != 1) {
         return 0;
       }
+      of(edit).has_typed_ = true;
       bytes += byte;
       if (valid_utf8_length(bytes) > 0) {
         *character = static_cast<wchar_t>(decode_utf8(bytes, 0).code_point);
@@ -165,9 +178,7 @@ class LineReader::Editor {
         break;
       }
     }
-    std::erase_if(text, [](wchar_t character) {
-      return (character < L' ' && character != L'\n' && character != L'\t') || character == L'\x7F';
-    });
+    std::erase_if(text, is_control);
     while (text.ends_with(L'\n')) {
       text.pop_back();
     }
@@ -181,6 +192,7 @@ class LineReader::Editor {
   HistEventW event_ = {};
   std::wstring prompt_;
   LineInput end_ = LineInput::kEnd;  // why there is no line
+  bool has_typed_ = false;           // since the prompt was shown
   EditLine* edit_;
 };
 
@@ -227,6 +239,10 @@ LineInput LineReader::read(const std::string& prompt, std::string& line) {
   std::cout << prompt << std::flush;
   const LineInput input = read_line(line);
   typing_->hold();
+  if (input == LineInput::kInterrupted) {  // the system has shown ^C, and cleared the line if there was one
+    std::cout << std::endl;
+    return LineInput::kCleared;
+  }
   return input;
 }
 

@@ -20,7 +20,8 @@ class LineReader {
   LineReader& operator=(const LineReader&) = delete;
 
   // Shows the prompt, if standard input and output are terminals, and reads a line; a paste may have given it several.
-  // What was typed since the last call comes first. Without a terminal, reads as read_line() does.
+  // What was typed since the last call comes first. Ctrl-C clears the line; kInterrupted: none had been begun, where
+  // that is known, that is, in an editor. Without a terminal, reads as read_line() does.
   LineInput read(const std::string& prompt, std::string& line);
 
   // Puts a text where the cursor keys find it again.

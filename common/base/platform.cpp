@@ -143,13 +143,15 @@ void write_on_interrupt(const char* text) {
 namespace {
 
 volatile std::sig_atomic_t num_interrupts = 0;
+volatile std::sig_atomic_t is_any_number_noted = 0;
 std::array<int, 2> interrupt_pipe = {-1, -1};  // a byte for each interrupt, so that waiting for input ends
 void (*handler_before)(int) = SIG_DFL;
 
 extern "C" void note_interrupt(int number) {
   const int error = errno;
-  num_interrupts = num_interrupts + 1;
-  if (num_interrupts > 2) {
+  constexpr int kEnough = 3;  // a count that does not grow further
+  num_interrupts = num_interrupts < kEnough ? num_interrupts + 1 : kEnough;
+  if (num_interrupts == kEnough && is_any_number_noted == 0) {
     write_and_end(number);
   }
   [[maybe_unused]] const ssize_t written = ::write(interrupt_pipe[1], "", 1);
@@ -191,8 +193,9 @@ bool take_line(std::string& line, bool is_end) {
 
 }  // namespace
 
-NoteInterrupts::NoteInterrupts() {
+NoteInterrupts::NoteInterrupts(bool any_number) {
   clear();
+  is_any_number_noted = any_number ? 1 : 0;
   if (::pipe(interrupt_pipe.data()) == 0) {
     for (const int end : interrupt_pipe) {
       ::fcntl(end, F_SETFL, O_NONBLOCK);
@@ -442,7 +445,7 @@ bool is_input_terminal() { return false; }
 TerminalSize terminal_size(const std::ostream&) { return {}; }
 void write_on_interrupt(const char*) {}
 
-NoteInterrupts::NoteInterrupts() = default;
+NoteInterrupts::NoteInterrupts(bool) {}
 NoteInterrupts::~NoteInterrupts() = default;
 bool NoteInterrupts::is_noted() { return false; }
 void NoteInterrupts::clear() {}

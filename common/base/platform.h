@@ -41,13 +41,13 @@ class Interrupted : public std::exception {
   const char* what() const noexcept override { return "interrupted"; }
 };
 
-// While it lives, Ctrl-C (SIGINT) is only noted; the third one that has not been cleared ends the program all the same
-// (and what write_on_interrupt() and HeldTyping have arranged is done).
+// While it lives, Ctrl-C (SIGINT) is only noted. Unless it is told that any number is, the third one that has not been
+// cleared ends the program all the same (and what write_on_interrupt() and HeldTyping have arranged is done).
 // A signal that was ignored from the start, as in a shell's background jobs, stays ignored. At most one object exists
 // at a time.
 class NoteInterrupts {
  public:
-  NoteInterrupts();
+  explicit NoteInterrupts(bool any_number = false);
   ~NoteInterrupts();
   NoteInterrupts(const NoteInterrupts&) = delete;
   NoteInterrupts& operator=(const NoteInterrupts&) = delete;
@@ -92,6 +92,7 @@ enum class LineInput {
   kLine,
   kEnd,          // there are no more lines
   kInterrupted,  // Ctrl-C has been noted; what was typed before it is lost
+  kCleared,      // a line editor alone can tell: the same, and something had been typed
 };
 LineInput read_line(std::string& line);
 

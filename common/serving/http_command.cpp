@@ -141,7 +141,7 @@ void add_http_options(Command& command, HttpCommandOptions& options) {
                  "(its scenes need --pool-controls)");
   command.option("--api-key", options.api_key,
                  "with --http: a key that clients have to send (default: that of the environment's COURSE_API_KEY)");
-  command.option("--api-key-file", options.api_key_file, "with --http: a file whose only line is that key");
+  command.file("--api-key-file", options.api_key_file, "with --http: a file whose only line is that key");
   command.option("--served-model-name", options.served_model_name,
                  "with --http: what clients call the model (default: the file's name)");
   command.option("--chat-template", options.chat_format,
@@ -227,10 +227,11 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
     const std::unique_ptr<HttpServer> serving = std::move(server);  // ends before what it uses
     serving->serve(api);
     const PoolSizes sizes = thread.sizes();
+    const int num_blocks = (sizes.num_slots + sizes.block_size - 1) / sizes.block_size;
     const std::string url = "http://" + (host.find(':') != std::string::npos ? "[" + host + "]" : host) + ":" +
                             std::to_string(serving->port());
     print(format("%s on %s/v1, %d slots in blocks of %d, %s; the pool is drawn on %s/\n", name.c_str(), url.c_str(),
-                 sizes.num_slots, sizes.block_size, chats.c_str(), url.c_str()));
+                 num_blocks * sizes.block_size, sizes.block_size, chats.c_str(), url.c_str()));
     if (!has_key && !serving->is_on_loopback()) {
       std::cerr << "note: all who reach " << url << " can use this server; --api-key asks them for a key\n";
     }

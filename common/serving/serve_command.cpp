@@ -332,8 +332,8 @@ Command& add_serve_command(Program& program, ServeOptions& options, MakeEngineFo
       {{"auto", ViewKind::kAuto}, {"live", ViewKind::kLive}, {"plain", ViewKind::kPlain}, {"quiet", ViewKind::kQuiet}},
       "live (for a terminal), plain (one line per step), quiet, or auto");
   command.option("--show-batch", options.shown_step, {0, 1 << 30}, "print the arrays of this step's batch");
-  command.option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
-  command.option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
+  command.file("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
+  command.file("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
   add_http_options(command, options.http);
   // Options of requests: over HTTP each request has its own. --seed stays: the first request without a seed gets it.
   for (const char* const name :

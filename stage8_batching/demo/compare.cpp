@@ -161,7 +161,7 @@ common::Command& add_compare_command(common::Program& program, CompareOptions& o
   command.flag("--alone", options.alone, "begin with one request at a time, as stage 7 computes");
   command.flag("--virtual-clock", options.virtual_clock,
                "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");
-  command.option("--plot", options.plot_path, "draw both curves into an SVG file");
+  command.file("--plot", options.plot_path, "draw both curves into an SVG file");
   return command;
 }
 

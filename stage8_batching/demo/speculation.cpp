@@ -326,10 +326,10 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
         print_costs(*engine, options);
       },
       {.sampling = false});
-  command.option("--prompts", options.prompts,
-                 "a file with prompts of several kinds, each after a line \"== KIND\": a row for each kind");
-  command.option("--tokens", options.tokens,
-                 "only write these prompts as tokens into a file (-: standard output), for other engines");
+  command.file("--prompts", options.prompts,
+               "a file with prompts of several kinds, each after a line \"== KIND\": a row for each kind");
+  command.file("--tokens", options.tokens,
+               "only write these prompts as tokens into a file (-: standard output), for other engines");
   command.require("--tokens", "--prompts");
   command.exclude("--prompts", "--prompt");
   command.exclude("--prompts", "--prompt-file");

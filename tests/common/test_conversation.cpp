@@ -57,6 +57,7 @@ struct Scripted {
     if (requests.empty()) {
       return result;
     }
+    prompts.push_back(session().tokenizer.decode(requests.front().prompt));
     const std::string reply = replies.at(num_replies++);
     if (reply == "!") {
       result.completions.push_back({{}, common::FinishReason::kFailed, "the engine is broken"});
@@ -74,6 +75,7 @@ struct Scripted {
     return result;
   };
   std::size_t num_replies = 0;
+  std::vector<std::string> prompts = {};
 };
 
 class Folder {
@@ -109,6 +111,18 @@ std::string say(common::Conversation& conversation, const Folder& folder, const 
 }
 
 }  // namespace
+
+TEST_CASE("conversation: however often Ctrl-C is pressed before a reply has begun, the program goes on") {
+  {
+    const common::NoteInterrupts interrupts(true);
+    for (int i = 0; i < 5; ++i) {
+      REQUIRE(std::raise(SIGINT) == 0);
+      CHECK(common::NoteInterrupts::is_noted());
+    }
+  }
+  const common::NoteInterrupts interrupts;
+  CHECK_FALSE(common::NoteInterrupts::is_noted());
+}
 
 TEST_CASE("conversation: a reply is kept until the one in its place has ended well") {
   const Folder folder;
@@ -197,6 +211,68 @@ TEST_CASE("conversation: a file that cannot be read, or has no end, is none, and
     say(conversation, folder, "/load " + std::string(path) + "\n" + save);
     CHECK(folder.text("saved") == first);
   }
+}
+
+TEST_CASE(
+    "conversation: a context that fills up is told, then the oldest turns are left out of prompts, never of a file") {
+  const Folder folder;
+  const std::string filler = [] {  // 300 tokens: three such messages fit into 1024, and a fourth does not
+    std::string text;
+    while (session().tokenizer.encode(text).size() < 300) {
+      text += " a";
+    }
+    return text;
+  }();
+  Scripted engine{{"One.", "Two.", "Three.", "!", "Four.", "Again.", "Five."}};
+  common::Conversation conversation(session(), engine.run, "Be brief.");
+  CHECK_FALSE(contains(say(conversation, folder, "first" + filler + "\n"), "full"));
+  CHECK_FALSE(contains(say(conversation, folder, "second" + filler + "\n"), "full"));
+  CHECK(contains(
+      say(conversation, folder, "third" + filler + "\n"),
+      "the context of 1024 tokens is nearly full: soon the oldest messages are left out of what the model reads"));
+  CHECK(contains(engine.prompts.back(), "first"));
+  const std::string left_out = "[the oldest 4 messages are left out from here on: the context has 1024 tokens]";
+  for (const char* const outcome : {"the engine fails", "it replies"}) {
+    CAPTURE(outcome);
+    const std::string told = say(conversation, folder, "fourth" + filler + "\n");
+    CHECK(contains(told, left_out));
+    CHECK(contains(told, "Four.") == (engine.num_replies == 5));
+    CHECK_FALSE(contains(engine.prompts.back(), "first"));
+    CHECK(contains(engine.prompts.back(), "Be brief."));
+    CHECK(contains(engine.prompts.back(), "third"));
+  }
+  // They stay left out, so that a cache finds the rest.
+  const std::string prompt = engine.prompts.back();
+  CHECK_FALSE(contains(say(conversation, folder, "/regenerate\n"), "left out from"));
+  CHECK(engine.prompts.back() == prompt);
+  say(conversation, folder, "/save " + folder.file("saved") + "\n");
+  for (const char* const text : {"first", "One.", "second", "third", "fourth", "Again."}) {
+    CHECK(contains(folder.text("saved"), text));
+  }
+  say(conversation, folder, "/reset\nfifth\n");
+  CHECK_FALSE(contains(engine.prompts.back(), "fourth"));
+  CHECK(contains(engine.prompts.back(), "fifth"));
+}
+
+TEST_CASE("conversation: a message that fits alone has a reply, one that does not leaves nothing out") {
+  const Folder folder;
+  const auto of_tokens = [](std::size_t count) {
+    std::string text = "king";
+    while (session().tokenizer.encode(text).size() < count) {
+      text += " a";
+    }
+    return text;
+  };
+  Scripted engine{{"One.", "Two.", "Three."}};
+  common::Conversation conversation(session(), engine.run, "");
+  std::ostringstream errors;
+  std::streambuf* const usual = std::cerr.rdbuf(errors.rdbuf());
+  say(conversation, folder, "Who?\n" + of_tokens(1100) + "\nWhere?\n");
+  std::cerr.rdbuf(usual);
+  CHECK(contains(errors.str(), "error: this message has 1"));
+  CHECK(contains(engine.prompts.back(), "Who?"));
+  CHECK(contains(say(conversation, folder, of_tokens(1015) + "\n"), "Three."));
+  CHECK_FALSE(contains(engine.prompts.back(), "Who?"));
 }
 
 TEST_CASE("conversation: a message that is too long is counted in the chat template that was named") {

@@ -470,6 +470,16 @@ class Options(ProgramTest):
         for command in self.commands():
             self.assertNotRegex(run(command, "--help").stdout.decode(), r"\b(INT|UINT|FLOAT|ENUM)\b|->|[{}]| in \[", command)
 
+    def test_help_says_which_options_take_a_file_and_an_empty_name_is_none(self):
+        files = {"--model", "--prompt-file", "--json", "--svg", "--trace", "--plot", "--api-key-file", "--prompts", "--tokens"}
+        for command in self.commands():
+            for option, value in re.findall(r"^  (--[\w-]+) (FILE|TEXT)$", run(command, "--help").stdout.decode().replace("  ", "\n  "),
+                                            re.MULTILINE):
+                with self.subTest(f"{command} {option}"):
+                    self.assertEqual(value, "FILE" if option in files else "TEXT")
+                    if option in files:
+                        self.assert_usage_error(run(command, option, ""), option, "name is empty")
+
     def commands(self):
         listed = run("--help").stdout.decode().split("Subcommands:")[1]
         commands = re.findall(r"^  ([\w-]+)", listed, re.MULTILINE)
@@ -1139,7 +1149,8 @@ class Http(ProgramTest):
         self.assert_bad_input(run("serve", "--http", "127.0.0.1:99999"), "99999")
         for address in ("", ":", "localhost:", "localhost:-1", "127.0.0.1: 80"):
             self.assert_bad_input(run("serve", "--http", address), "--http takes an address")
-        with http_program.HttpProgram(PROGRAM) as server:
+        with http_program.HttpProgram(PROGRAM, "--slots", "10", "--block-size", "16") as server:
+            self.assertIn(", 16 slots in blocks of 16,", server.first_line)
             address = server.url.removeprefix("http://")
             self.assert_bad_input(run("serve", "--http", address), "can't listen", address)
 

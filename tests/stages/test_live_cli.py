@@ -202,7 +202,9 @@ class Chat(ProgramTest):
     def test_a_system_prompt_stands_before_all(self):
         by_option = chat(*self.GREEDY, "--system", "There was a bear.", lines=["The bear"])
         by_command = chat(*self.GREEDY, lines=["/system There was a bear.", "The bear", "/system"])
-        self.assertTrue(by_command.stdout_text.startswith(by_option.stdout_text))
+        answer, told = by_command.stdout_text.split("\n", 1)
+        self.assertEqual(answer, '[a new conversation, with the system prompt "There was a bear."]')
+        self.assertTrue(told.startswith(by_option.stdout_text))
         self.assertIn('[system: "There was a bear."]', by_command.stdout_text)
         self.assertNotEqual(by_option.stdout_text, chat(*self.GREEDY, lines=["The bear"]).stdout_text)
         text = json.loads(run("generate", "--chat", "--system", "There was a bear.", "--prompt", "The bear", *self.GREEDY,
@@ -210,23 +212,38 @@ class Chat(ProgramTest):
         self.assertEqual(by_option.stdout_text.splitlines()[0], text.split("\n")[0].lstrip())
         self.assert_bad_input(run("generate", "--system", "x", "--prompt", "a"), "--system", "--chat")
 
-    def test_a_conversation_that_outgrows_its_room_says_so_and_can_begin_again(self):
-        result = chat("--slots", "64", "--max-new-tokens", "20", lines=["Once upon a time", "king " * 40, "/reset", "Once"])
-        self.assertEqual(result.returncode, 1)
-        self.assertRegex(result.errors[0], r"^error: .* has \d+ tokens, and the cache \(--slots\) has 64: /reset")
-        self.assertEqual(len(result.errors), 2, "the rest is answered")
+    def test_a_conversation_that_outgrows_its_room_says_so_and_goes_on_without_its_oldest_messages(self):
+        result = chat("--slots", "64", "--max-new-tokens", "20", lines=["Once upon a time", "king " * 40, "Once"])
+        self.assertEqual((result.returncode, result.errors), (0, []))
+        left_out = "[the oldest {} messages are left out from here on: the cache (--slots) has 64 tokens]"
+        self.assertIn(left_out.format(2), result.stdout_text)
+        self.assertIn(left_out.format(4), result.stdout_text)
         full = chat("--slots", "64", lines=["Once upon a time"]).stdout_text
-        self.assertIn("the cache (--slots) of 64 tokens is full: /reset begins", full)
+        self.assertIn("the cache (--slots) of 64 tokens is full: from now on the oldest messages are left out", full)
         # A message that is too long by itself fits into no new conversation either.
         for options, limit in ((("--slots", "64"), r"the cache \(--slots\) has 64"), ((), "the context has 1024"),
                                (("--system", "king " * 1000), "the context has 1024")):
             alone = chat(*options, lines=["king " * 1100])
             self.assertRegex(alone.errors[0], rf"^error: this message( and the system prompt)? ha(s|ve) \d+ tokens, and {limit}$")
 
+    def test_a_new_conversation_is_told(self):
+        told = chat(lines=["/reset", "/system Be brief.", "/reset"])
+        self.assertEqual((told.returncode, told.errors), (0, []))
+        with_prompt = '[a new conversation, with the system prompt "Be brief."]'
+        self.assertEqual(told.stdout_text.splitlines(), ["[a new conversation]", with_prompt, with_prompt])
+
+    def test_a_message_begins_with_a_slash_behind_a_blank(self):
+        path = self.folder / "conversation"
+        told = chat(*self.GREEDY, lines=["/etc/passwd", " /etc/passwd", " Once", f"/save {path}"])
+        self.assertEqual(told.errors[0], 'error: no command "/etc/passwd"; /help lists them, and a blank before the / makes it a message')
+        self.assertEqual(len(told.errors), 2)
+        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        self.assertEqual([message["content"].rstrip() for message in messages[::2]], ["/etc/passwd", " Once"])
+
     def test_what_is_wrong_with_a_line_is_one_line_and_the_rest_is_answered(self):
         result = chat(*self.GREEDY, lines=["/nonsense", "/help", "Once upon a time"])
         self.assertEqual(result.returncode, 1)
-        self.assertEqual(result.errors[0], 'error: no command "/nonsense"; /help lists them')
+        self.assertTrue(result.errors[0].startswith('error: no command "/nonsense"; /help lists them'))
         self.assertEqual(len(result.errors), 2)
         for line in ("/reset", "/system TEXT", "/quit", "there was"):
             self.assertIn(line, result.stdout_text)
@@ -470,9 +487,44 @@ class Chat(ProgramTest):
         self.assertEqual(list(self.folder.glob("a*")), [])
 
     def test_ctrl_c_twice_at_an_empty_prompt_ends(self):
-        code, shown = on_terminal("chat", typed=[(b"\n> ", b"\x03"), (b"ends]", b""), (b"> ", b"\x03")])
+        code, shown = on_terminal(*self.edited(), typed=[(b"\n> ", b"\x03"), (b"ends]", b""), (b"> ", b"\x03")])
         self.assertEqual(code, 0, shown)
         self.assertIn("Ctrl-C once more, or Ctrl-D, ends", shown)
+
+    def goes_on(self, *typed, **options):
+        """What a terminal shows of a conversation that is still there after this is typed."""
+        path = self.folder / "conversation"
+        code, shown = on_terminal("chat", "--max-new-tokens", "900", **options, typed=[
+            *typed, (b"> ", f"/save {path}\r".encode()), (b"messages in", b""), (b"> ", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        self.assertIn("messages in", shown)
+        return shown
+
+    def test_ctrl_c_that_has_ended_a_reply_is_not_counted_at_the_prompt(self):
+        self.edited()
+        shown = self.goes_on((b"\n> ", b"Once upon a time\r"), (b"there", b"\x03"), (b"^C", b""), (b"> ", b"\x03"), (b"ends]", b""))
+        self.assertEqual(shown.count("^C"), 2)
+
+    def test_ctrl_c_on_a_line_clears_the_line_and_is_not_counted(self):
+        self.edited()
+        for typed in ([(b"> ", b"The king"), (b"king", b"\x03")],
+                      [(b"> ", b"The \\\r"), (b"... ", b"\x03")],
+                      [(b"> ", b'"""\r'), (b"... ", b"\x03")],
+                      [(b"> ", b"ab"), (b"ab", b"\x7f\x7f"), (b"\x1b[K", b"\x03")]):  # a line that has been emptied
+            with self.subTest(typed):
+                shown = self.goes_on((b"\n> ", b"\x03"), (b"ends]", b""), *typed, (b"^C", b""), (b"> ", b"\x03"), (b"ends]", b""),
+                                     (b"> ", b"\r"))
+                self.assertEqual(shown.count("ends]"), 2)
+
+    def test_without_a_line_editor_ctrl_c_clears_the_line_and_never_ends(self):
+        shown = self.goes_on(*[(b"> ", b"\x03"), (b"^C\r\n", b"")] * 3, term="dumb")
+        self.assertEqual(shown.count("^C"), 3)
+
+    def test_ctrl_c_stands_behind_the_line_that_it_clears(self):
+        self.edited()
+        left = [(b"\x08", b"\x1b[D")] * 3
+        shown = self.goes_on((b"\n> ", b"The king"), (b"king", b"\x1b[D"), *left, (b"\x08", b"\x03"), (b"^C", b""))
+        self.assertIn("\x08king^C\n", shown)
 
     def test_replies_are_wrapped_at_words_on_a_terminal(self):
         code, shown = on_terminal("chat", *self.GREEDY, columns=30, typed=[(b"\n> ", b"Once upon a time\n"),
