@@ -68,9 +68,12 @@ std::string read_key(const std::string& path) {
   return key;
 }
 
-// Behind a proxy on this machine all clients come to a loopback address: a key is a sign of them.
+// Behind a proxy on this machine all clients come to a loopback address: a key is a sign of them. It is not read here:
+// the file may be a pipe, which has it once.
 bool has_pool_controls(const HttpCommandOptions& options, const HttpServer& server) {
-  return options.pool_controls.value_or(server.is_on_loopback() && find_api_key(options).empty());
+  const bool has_key =
+      options.api_key.has_value() || !options.api_key_file.empty() || std::getenv(kApiKeyVariable) != nullptr;
+  return options.pool_controls.value_or(server.is_on_loopback() && !has_key);
 }
 
 // Throws InputError if a template was chosen that does not fit the model.
