@@ -840,6 +840,9 @@ std::optional<ApiReply> Api::refused(const ApiRequest& request) const {
     // A page of another site can make a browser send a request, but only with types like text/plain or after asking.
     const std::string type = to_lower(request.content_type.substr(0, request.content_type.find_first_of("; \t")));
     const bool is_foreign = !request.origin.empty() && authority_of(request.origin) != request.host;
+    if (is_foreign && found->is_control) {
+      return error_reply(403, "requests of other sites' pages are refused: --cors lets none of them steer the pool");
+    }
     if (is_foreign && !is_allowed_origin(request.origin)) {
       return error_reply(403,
                          "requests of other sites' pages are refused: this server's --cors names none of that site");

@@ -72,9 +72,10 @@ struct ApiOptions {
   std::string api_key;     // empty: no key is needed
   MakeDemoPool make_demo_pool;
   bool pool_controls = false;  // clients may pause, step and restart the pool, and run the demonstration
-  std::vector<std::string> cors_origins = {};  // whose pages may use the API: "https://example.org", or "*" for all
-  std::string chat_format = {};                // as ChatOptions; empty: the model file's own
-  bool streams_wait = false;  // a stream begins with its first token: until then a proxy may ask another server
+  // Whose pages may use the API, but not the controls: "https://example.org", or "*" for all.
+  std::vector<std::string> cors_origins = {};
+  std::string chat_format = {};  // as ChatOptions; empty: the model file's own
+  bool streams_wait = false;     // a stream begins with its first token: until then a proxy may ask another server
   // What requests may make the server hold. Null: MemoryAccount::of_this_machine().
   std::shared_ptr<MemoryAccount> memory = nullptr;
 };

@@ -75,6 +75,14 @@ std::string read_key(const std::string& path) {
   return key;
 }
 
+// Behind a proxy on this machine all clients come to a loopback address: a key is a sign of them. It is not read here:
+// the file may be a pipe, which has it once.
+bool has_pool_controls(const HttpCommandOptions& options, const HttpServer& server) {
+  const bool has_key =
+      options.api_key.has_value() || !options.api_key_file.empty() || std::getenv(kApiKeyVariable) != nullptr;
+  return options.pool_controls.value_or(server.is_on_loopback() && !has_key);
+}
+
 // Throws InputError if a template was chosen that does not fit the model.
 void check_chat_format(const ServedModel& model, const std::string& chat_format) {
   const std::string problem = chat_format.empty() ? "" : chat_problem(model, chat_format);
@@ -137,8 +145,7 @@ void check_origin(const std::string& origin) {
 
 void add_http_options(Command& command, HttpCommandOptions& options) {
   command.option("--http", options.address,
-                 "serve on this address, as 127.0.0.1:8080: an OpenAI-compatible API, and a page that shows the pool "
-                 "(its scenes need --pool-controls)");
+                 "serve on this address, as 127.0.0.1:8080: an OpenAI-compatible API, and a page that shows the pool");
   command.option("--api-key", options.api_key,
                  "with --http: a key that clients have to send (default: that of the environment's COURSE_API_KEY)");
   command.file("--api-key-file", options.api_key_file, "with --http: a file whose only line is that key");
@@ -168,16 +175,19 @@ void add_http_options(Command& command, HttpCommandOptions& options) {
   command.option("--client-timeout", options.timeout_seconds, {1, 3600},
                  "with --http: seconds for a client to send the next part of its request (for the whole: four times as "
                  "long), or to read what is sent");
-  command.flag("--pool-controls", options.pool_controls,
-               "with --http: let clients, as the page, pause the pool, step it and make it anew");
-  command.flag("--paused", options.paused, "with --pool-controls: begin without computing, until the page says so");
-  for (const char* const name : {"--api-key", "--api-key-file", "--served-model-name", "--chat-template", "--cors",
-                                 "--quiet", "--drain-notice", "--drain-seconds", "--streams-wait", "--max-queue",
-                                 "--max-connections", "--client-timeout", "--pool-controls", "--request-memory"}) {
+  command.flag_pair(
+      "pool-controls", options.pool_controls,
+      "with --http: let clients, as the page's scenes, pause the pool, step it and make it anew (default: "
+      "on an address of this machine alone, without an API key)");
+  command.flag("--paused", options.paused, "with --http: begin without computing, until the page says so");
+  for (const char* const name :
+       {"--api-key", "--api-key-file", "--served-model-name", "--chat-template", "--cors", "--quiet", "--drain-notice",
+        "--drain-seconds", "--streams-wait", "--max-queue", "--max-connections", "--client-timeout", "--pool-controls",
+        "--no-pool-controls", "--paused", "--request-memory"}) {
     command.require(name, "--http");
   }
   command.exclude("--api-key", "--api-key-file");
-  command.require("--paused", "--pool-controls");
+  command.exclude("--paused", "--no-pool-controls");
 }
 
 std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options) {
@@ -197,7 +207,13 @@ std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options) {
       }
     };
   }
-  return std::make_unique<HttpServer>(http);
+  auto server = std::make_unique<HttpServer>(http);
+  if (options.paused && !has_pool_controls(options, *server)) {
+    throw InputError(
+        "--paused needs --pool-controls, which is on by default only where this machine alone is served, without a "
+        "key");
+  }
+  return server;
 }
 
 void run_http(const ServedModel& model, const MakeEngine& make_engine, const HttpCommandOptions& options,
@@ -206,7 +222,7 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
   ApiOptions api_options{options.served_model_name.empty() ? model.name() : checked_name(options.served_model_name),
                          find_api_key(options),
                          options.make_demo_pool,
-                         options.pool_controls,
+                         has_pool_controls(options, *server),
                          options.cors_origins,
                          options.chat_format,
                          options.streams_wait,
@@ -218,6 +234,8 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
   EngineThread thread(make_engine, {options.max_queue, options.paused},
                       [&](const EngineNews& news) { view.update(news); });
   const bool has_key = !api_options.api_key.empty();
+  const char* const steering = api_options.pool_controls ? "drawn and steered" : "drawn";
+  const char* const off = api_options.pool_controls ? "" : " (no scenes without --pool-controls)";
   const std::string name = api_options.model_name;
   Api api(model, thread, view, api_options);
   signal_received = 0;
@@ -230,8 +248,8 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
     const int num_blocks = (sizes.num_slots + sizes.block_size - 1) / sizes.block_size;
     const std::string url = "http://" + (host.find(':') != std::string::npos ? "[" + host + "]" : host) + ":" +
                             std::to_string(serving->port());
-    print(format("%s on %s/v1, %d slots in blocks of %d, %s; the pool is drawn on %s/\n", name.c_str(), url.c_str(),
-                 num_blocks * sizes.block_size, sizes.block_size, chats.c_str(), url.c_str()));
+    print(format("%s on %s/v1, %d slots in blocks of %d, %s; the pool is %s on %s/%s\n", name.c_str(), url.c_str(),
+                 num_blocks * sizes.block_size, sizes.block_size, chats.c_str(), steering, url.c_str(), off));
     if (!has_key && !serving->is_on_loopback()) {
       std::cerr << "note: all who reach " << url << " can use this server; --api-key asks them for a key\n";
     }

@@ -32,7 +32,7 @@ struct HttpCommandOptions {
   int max_queue = 512;
   std::optional<int> request_memory;  // MiB; empty: as MemoryAccount::of_this_machine
   bool paused = false;
-  bool pool_controls = false;
+  std::optional<bool> pool_controls;  // empty: on an address of this machine alone, without a key
   MakeDemoPool make_demo_pool;
 };
 
@@ -54,7 +54,7 @@ std::string describe_drain(const ServerState& state, const std::optional<int>& s
 void add_http_options(Command& command, HttpCommandOptions& options);
 
 // Begins to listen, so that a load balancer is told that the server is starting while a model is loaded. Throws
-// InputError if the address can't be listened on.
+// InputError if the address can't be listened on, or if --paused is given where no client may end it.
 std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options);
 
 // Serves until SIGTERM or SIGINT, and for --drain-notice seconds after it; then completes the requests that have

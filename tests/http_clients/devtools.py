@@ -34,11 +34,11 @@ def missing():
 class Page:
     """A page, in a browser of its own."""
 
-    def __init__(self):
+    def __init__(self, arguments=()):
         options = webdriver.ChromeOptions()
         options.binary_location = program()
         for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                         "--hide-scrollbars"):
+                         "--hide-scrollbars", *arguments):
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
@@ -126,8 +126,8 @@ class Browser:
         for page in self.pages:
             page.close()
 
-    def open(self, url, width=1400, height=900, is_phone=False, is_dark=False):
-        page = Page()
+    def open(self, url, width=1400, height=900, is_phone=False, is_dark=False, arguments=()):
+        page = Page(arguments)
         self.pages.append(page)
         page.size(width, height, is_phone)
         page.dark(is_dark)

@@ -7,6 +7,7 @@ Needs a `chromium` and nothing else; where there is none, it says so and exits w
 
 import argparse
 import http.client
+import http.server
 import json
 import pathlib
 import re
@@ -14,6 +15,7 @@ import signal
 import struct
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 
@@ -98,7 +100,7 @@ def check_joined(page):
     check("a write to a shared block is a copy from block to block",
           page.evaluate("JSON.stringify(timeline.latest.happened.copyOnWrites)") == "[[1,2]]",
           page.evaluate("JSON.stringify(timeline.latest.happened)"))
-    check("and the step says so", text(page, "time-title") == "Step 1: copied on write: block 1 to 2", text(page, "time-title"))
+    check("and the step says so", text(page, "story") == "Step 1: copied on write: block 1 to 2", text(page, "story"))
     page.move(*point_of(page, "tables", table_rect(0, 1)))
     page.wait_for("views.target?.index === 1")
     block = page.evaluate("views.target.block")
@@ -435,7 +437,7 @@ def check_words(page):
     check("and when lines are drawn", "pointed at" in page.evaluate("document.getElementById('lines').parentElement.textContent"))
     labels = page.evaluate("['server-label', 'picture-label'].map((id) => { const label = document.getElementById(id), box = label.getBoundingClientRect(); "
                            "return label.offsetParent !== null && box.right <= innerWidth && box.bottom <= innerHeight && label.textContent; })")
-    check("each set of buttons says what it steers", all(labels) and "server" in labels[0] and "picture" in labels[1], labels)
+    check("each set of buttons says what it steers", all(labels) and "server" in labels[0] and "recording" in labels[1], labels)
     check("forward is of the picture alone", page.evaluate("timeline.isLive && document.getElementById('forward').disabled"))
     click(page, "help")
     check("the glossary opens at its top", page.evaluate("[document.getElementById('glossary').scrollTop, document.activeElement.id]") == [0, "glossary-title"],
@@ -533,7 +535,7 @@ def check_scenes(page, browser):
         check("the counts are of this scene", text(page, "number-preemptions") == "1", text(page, "number-preemptions"))
         check("the state says that it is not now", text(page, "state").startswith(f"showing step {page.evaluate('timeline.shown.step')} of ") and "(server idle)" in text(page, "state"),
               text(page, "state"))
-        check("the step says who, and why", f"{kind} 3: too few blocks were left, free or cached; it" in text(page, "time-title"), text(page, "time-title"))
+        check("the step says who, and why", f"{kind} request 3: too few blocks were left, free or cached; it" in text(page, "story"), text(page, "story"))
         check("what is cached then was released in this step", page.evaluate(
             "timeline.shown.cached.size > 0 && [...timeline.shown.cached.keys()].every((block) => timeline.shown.happened.released.get(block) === 3)"),
             page.evaluate("[timeline.shown.step, [...timeline.shown.cached.keys()], [...timeline.shown.happened.released]]"))
@@ -555,7 +557,7 @@ def check_scenes(page, browser):
     check("and none of the four is computed again", not page.evaluate(
         f"timeline.snapshots.some((snapshot) => snapshot.number > {number} && snapshot.happened.recomputed.length)"))
     names = drawn_texts(page)
-    check("the strip names both scenes", "Preempted: computed again" in names and "Preempted: swapped out" in names, names)
+    check("the strip names both scenes", {name[:12] for name in names} >= {"Preempted: c", "Preempted: s"}, names)  # cut where few bars are in sight
     check("what the counters do not have is pale", page.evaluate(MARKS) == [[0.35], [1]], page.evaluate(MARKS))
     page.evaluate(f"timeline.hold(timeline.snapshots.findIndex((snapshot) => snapshot.number === {number}))")
     check("an older step has the caption of its scene", text(page, "watch").startswith("Preempted: computed again") and page.evaluate(
@@ -645,7 +647,7 @@ def check_found_again(page, server):
     check("among the other words", page.evaluate("document.activeElement.textContent") != "again" and not page.evaluate("document.getElementById('meaning').hidden"))
     page.evaluate("document.activeElement.blur()")
     page.evaluate("timeline.hold(timeline.snapshots.findLastIndex((shown) => shown.happened.foundAgain))")
-    check("and the step", f"found again: {again} tokens of a preempted request" in text(page, "time-title"), text(page, "time-title"))
+    check("and the step", f"found again: {again} tokens of a preempted request" in text(page, "story"), text(page, "story"))
     click(page, "restore")
     page.wait_for("timeline.latest.sizes.slots === 256")
     page.evaluate("timeline.live()")
@@ -658,7 +660,7 @@ def check_drafts(page):
     page.wait_for("shownChapter.scene?.name === 'Drafts' && timeline.latest.counters.drafts > 0 && timeline.latest.requests.size === 0 && !timeline.isPlaying")
     drafts = page.evaluate("timeline.shown.happened.drafts[0]")
     check("the scene ends where a draft was accepted and another one taken back", 0 < drafts["accepted"] < len(drafts["texts"]), drafts)
-    check("the step says so", f"drafts: {drafts['accepted']} of {len(drafts['texts'])} accepted" in text(page, "time-title"), text(page, "time-title"))
+    check("the step says so", f"drafts: {drafts['accepted']} of {len(drafts['texts'])} accepted" in text(page, "story"), text(page, "story"))
     steps = page.evaluate("timeline.snapshots.slice(0, timeline.at + 1).filter((shown) => shown.sizes.pool === timeline.shown.sizes.pool).flatMap((shown) => shown.steps)")
     check("drafts are no prompt tokens", [step["prompt"] > 0 for step in steps] == [True] + [False] * (len(steps) - 1), steps)
     sums = [sum(step[name] for step in steps) for name in ("accepted", "drafts")]
@@ -670,7 +672,7 @@ def check_drafts(page):
     check("and what was taken back is not", after[begin + accepted] != drafts["texts"][accepted], [after, drafts])
     check("what the model drew is text there", drafts["drawn"] == after[begin + accepted], [after, drafts])
     instead = "“" + drafts["drawn"].replace(" ", "·") + "”"
-    check("the step says what it is", f"drawn instead: {instead}" in text(page, "time-title"), text(page, "time-title"))
+    check("the step says what it is", f"drawn instead: {instead}" in text(page, "story"), text(page, "story"))
 
     def slot_rect(position):
         page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
@@ -758,6 +760,79 @@ def check_many(page):
     print(f"a frame takes {times[len(times) // 2]:.1f} ms, at most {times[-1]:.1f}; {page.evaluate('traffic.bytes') / 1000:.0f} kB in {seconds:.1f} s")
 
 
+# What is written in the tables: [text, left, width, room], as far as it is in sight.
+WRITTEN = """(() => { const context = views.tables.getContext('2d'), texts = [], plain = context.fillText;
+    context.fillText = function (text, x, y, room) { texts.push([String(text), x, context.measureText(text).width, room ?? Infinity]); plain.call(context, text, x, y, room); };
+    views.draw();
+    delete context.fillText;
+    return texts; })()"""
+
+
+def check_load(page):
+    """24 requests that begin alike: their texts are there, the width is used, and what they share is of none of their colours."""
+    page.evaluate("ask('/pool/restart', {slots: 1024, block_size: 16, budget: 1024, swap: false}).then(() => 1)")
+    page.wait_for("timeline.latest.sizes.slots === 1024")
+    page.evaluate("attempt(() => post([kShared], {max_tokens: 2, ignore_eos: true})).then(() => 1)")
+    end_all(page)
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    page.evaluate("attempt(() => post(Array.from({length: 24}, (_, index) => `${kShared} ${index}`), {max_tokens: 40, temperature: 0, ignore_eos: true})).then(() => 1)")
+    page.wait_for("timeline.latest.numWaiting === 24")
+    click(page, "step")
+    page.wait_for("timeline.latest.numRunning === 24")
+    written = page.evaluate(WRITTEN)
+    check("24 requests have texts in their tables", sum("king who had three sons" in text for text, *_ in written) > 5, written)
+    check("and use the width", page.evaluate("(() => { const {rows, columns} = views.tablesLayout, cell = cellRect(views.tablesLayout, rows[0], columns - 1); "
+                                             "return cell.x + cell.width > 0.95 * views.tables.clientWidth; })()"))
+    names = [(width, room) for text, _, width, room in written if re.fullmatch(r"\d+ ×24", text)]
+    check("a shared block has a label that fits", len(names) > 10 and all(width <= room for width, room in names), [names, written])
+    page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+    colors = page.evaluate("""(() => { const at = ({x, y, height}) => [...views.tables.getContext('2d').getImageData(x + 3, y + height - 3, 1, 1).data].join();
+        return views.tablesLayout.rows.slice(0, 5).map((row) => [at(cellRect(views.tablesLayout, row, 0)), at(cellRect(views.tablesLayout, row, row.sequence.blocks.length - 1))]); })()""")
+    check("which has the same colour in all tables, and no owner's", len({shared for shared, _ in colors}) == 1 and len({own for _, own in colors} - {colors[0][0]}) == 5, colors)
+    check("24 run", "In blocks, 24 requests run, " in text(page, "regions-text"), text(page, "regions-text"))
+    check("the host's memory is no subject where there is none of it", page.evaluate("document.getElementById('host').offsetParent === null"))
+    bars = page.evaluate("""(() => { const context = timeline.canvas.getContext('2d'), heights = [], plain = context.fillRect;
+        context.fillRect = function (x, y, width, height) { if (width === kBarWidth - 1) heights.push(height); plain.call(context, x, y, width, height); };
+        timeline.draw();
+        delete context.fillRect;
+        return heights; })()""")
+    check("decoded tokens have bars that are seen beside those of prompts", max(bars[-8:]) > 15, bars[-8:])
+    click(page, "stop")
+    page.wait_for("timeline.latest.requests.size === 0")
+    click(page, "restore")
+    page.wait_for("timeline.latest.sizes.slots === 256")
+    page.evaluate("timeline.live()")
+
+
+def check_ended(page):
+    """Tables of requests that have ended stay, until the next one."""
+    ended = "views.tablesLayout.rows.map((row) => [row.request.id, row.hasEnded])"
+    ask(page, ["The king had a garden", "A wolf"], max_tokens=6)
+    page.wait_for("timeline.latest.numWaiting === 2")
+    end_all(page)
+    page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+    rows = page.evaluate(ended)
+    check("tables of what has ended stay", len(rows) == 2 and all(has_ended for _, has_ended in rows), rows)
+    written = [text for text, *_ in page.evaluate(WRITTEN)]
+    check("with their texts", "·garden" in written and any(text.startswith("Done: ") for text in written), written)
+    grey = page.evaluate("[...views.tables.getContext('2d').getImageData(3, views.tablesLayout.rows[0].y + 4, 1, 1).data].slice(0, 3)")
+    check("and grey", max(grey) - min(grey) < 24, grey)
+    page.move(*point_of(page, "tables", table_rect(0, 0)))
+    page.wait_for("views.target !== null")
+    check("a block of theirs says what it was", re.search(rf"It was logical block 0 of request {rows[0][0]}, which has ended", text(page, "sentence")), text(page, "sentence"))
+    page.move(5, 5)
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    ask(page, ["A fox"], max_tokens=6)
+    page.wait_for("timeline.latest.numWaiting === 1")
+    page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+    rows = page.evaluate(ended)
+    check("until the next request", len(rows) == 1 and not rows[0][1], rows)
+    end_all(page)
+    click(page, "pause")
+
+
 def check_motion(page):
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
     number = page.evaluate("timeline.latest.number")
@@ -775,8 +850,8 @@ def check_phone(browser, url):
     page.wait_for("timeline.latest.sizes.blocks > 0")
     height = page.evaluate("document.documentElement.scrollHeight")
     check("a phone: nothing is wider than it", page.evaluate("document.documentElement.scrollWidth") <= 390)
-    tops = page.evaluate("['strip', 'pool', 'sentence', 'tables', 'side'].map((name) => document.getElementById(name).getBoundingClientRect().top)")
-    check("in order of importance", tops == sorted(tops) and tops[0] < 844 / 2, tops)
+    tops = page.evaluate("['story', 'pool', 'sentence', 'strip', 'tables', 'side'].map((name) => document.getElementById(name).getBoundingClientRect().top)")
+    check("in order of importance: the steps stand below the pool", tops == sorted(tops) and tops[0] < 844 / 2, tops)
     ask(page, ["A wolf"] * 8, max_tokens=8)
     page.wait_for("timeline.latest.step > 0")
     page.wait_for("timeline.latest.requests.size === 0")
@@ -785,7 +860,7 @@ def check_phone(browser, url):
     page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
     page.touch(*point_of(page, "pool", pool_rect(2)))
     page.wait_for("views.target?.block === 2", 3)
-    check("held, all is where it was", page.evaluate("['strip', 'pool', 'sentence', 'tables', 'side'].map((name) => document.getElementById(name)"
+    check("held, all is where it was", page.evaluate("['story', 'pool', 'sentence', 'strip', 'tables', 'side'].map((name) => document.getElementById(name)"
                                                      ".getBoundingClientRect().top)") == tops, tops)
     box = page.evaluate("(() => { const pill = document.getElementById('state'), box = pill.getBoundingClientRect(); "
                         "return [box.left, box.top, box.right, pill.scrollHeight, pill.clientHeight]; })()")
@@ -815,6 +890,8 @@ def contrast(page, is_dark):
         const pairs = [['--text', '--back'], ['--text', '--card'], ['--dim', '--back'], ['--dim', '--card'], ['--dim', '--free'], ['--accent', '--card'],
             ['--bad', '--card'], ['--prompt', '--card'], ['--on-accent', '--accent']].map(([text, back]) => ratio(value(text), value(back)));
         for (let id = 0; id < 60; ++id) pairs.push(ratio(theme.onOwner, colorOf(theme, id)));
+        const ended = endedTheme(theme);
+        pairs.push(ratio(theme.onOwner, theme.shared), ratio(ended.onOwner, colorOf(ended, 0)), ratio(ended.text, colorOf(ended, 0, true)));
         return Math.min(...pairs); })()""")
 
 
@@ -863,13 +940,77 @@ def check_lost(page, server):
                                                   "item.textContent.includes('does not answer'))"))
 
 
+def check_first_visit(browser, program):
+    """From the line that the README gives, without a click."""
+    with http_program.HttpProgram(program, "--device", "cpu") as server:
+        page = browser.open(server.url + "/")
+        page.wait_for("shownChapter?.scene === kScenes[0] && timeline.shown.numRunning > 1", 20)
+        check("the first scene plays on a first visit", text(page, "watch").startswith("Blocks, not regions. "))
+        page.wait_for("timeline.latest.sizes.slots === 4096 && timeline.latest.poolsSeen === 2", 60)
+        check("and the pool is then made again as it was", page.evaluate("document.getElementById('restore').hidden"))
+        page.evaluate("timeline.pace = 0.002; timeline.play(timeline.at, () => showMoment(shownChapter), (shown) => chapterOf(shown.number) === shownChapter)")
+        page.wait_for("!timeline.isPlaying")
+        check("it ends where its moment is", page.evaluate("timeline.shown.numRunning === 8 && shownChapter.scene === kScenes[0]"))
+        second = browser.open(server.url + "/")
+        second.wait_for("timeline.latest.sizes.blocks > 0")
+        time.sleep(0.5)
+        check("a server that has computed something is left alone", second.evaluate("timeline.latest.sizes.slots === 4096 && timeline.latest.poolsSeen === 0 && "
+                                                                                    "shownChapter.scene === undefined"))
+
+
+def check_others(browser, program):
+    """Pages of another origin, and this page under another name of the machine, steer nothing, even with --cors '*'."""
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<title>another page</title>")
+
+        def log_message(self, *_):
+            pass
+
+    steer = """(async () => { const said = [];
+        for (const path of ['pause', 'step', 'restart', 'demo', 'run']) for (const [mode, type] of [['cors', 'application/json'], ['no-cors', 'text/plain']]) {
+            const body = path === 'restart' ? '{"slots": 64}' : '{}';
+            said.push(await fetch('%s/pool/' + path, {method: 'POST', mode, headers: {'Content-Type': type}, body}).then((reply) => reply.status, () => 'blocked'));
+        }
+        return said; })()"""
+    others = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=others.serve_forever, daemon=True).start()
+    with http_program.HttpProgram(program, "--device", "cpu", "--pool-controls", "--cors", "*") as server:
+        port = urllib.parse.urlsplit(server.url).port
+        page = browser.open(f"http://127.0.0.1:{others.server_port}/")
+        said = page.evaluate(steer % server.url)
+        check("a page of another origin steers nothing", set(said) <= {403, 0, "blocked"}, said)
+        check("but --cors lets it use the API", page.evaluate(f"fetch('{server.url}/v1/models').then((reply) => reply.status)") == 200)
+        rebound = browser.open(f"http://rebound.test:{port}/", arguments=["--host-resolver-rules=MAP rebound.test 127.0.0.1"])
+        check("under another name the page is refused", "refused" in rebound.evaluate("document.body.textContent"), rebound.evaluate("document.body.textContent"))
+        said = rebound.evaluate(steer % "")
+        check("and steers nothing", set(said) <= {403, 0, "blocked"}, said)
+        own = browser.open(server.url + "/")
+        own.wait_for("timeline.latest.sizes.blocks > 0 && running.size === 0 && timeline.latest.requests.size === 0", 30)
+        own.wait_for("timeline.latest.sizes.slots === 4096", 30)
+        check("the server runs as before", not own.evaluate("timeline.latest.paused"))
+        said = own.evaluate("fetch('/pool/pause', {method: 'POST', headers: headers(), body: '{}'}).then((reply) => reply.status)")
+        check("the server's own page steers it", said == 200, said)
+    others.shutdown()
+
+
 def check_without_controls(browser, program):
     with http_program.HttpProgram(program, "--device", "cpu", "--api-key", "secret") as server:
         page = browser.open(server.url + "/")
         page.wait_for("!document.getElementById('key').hidden")
-        page.evaluate("document.getElementById('api-key').value = 'secret'; document.getElementById('key').requestSubmit()")
+        page.wait_for("document.activeElement.id === 'api-key'")
+        is_lost = "document.body.classList.contains('lost') || document.getElementById('state').textContent === 'server lost'"
+        check("the page asks for the key", text(page, "key").startswith("This server asks for a key") and text(page, "state") == "waiting for a key")
+        check("as for something usual", not page.evaluate(is_lost) and text(page, "problem") == "", text(page, "problem"))
+        for key in ("wrong", "secret"):
+            page.evaluate(f"document.getElementById('api-key').value = '{key}'; document.getElementById('key').requestSubmit()")
+            if key == "wrong":
+                page.wait_for("document.getElementById('problem').textContent === 'The server does not take this key.'")
         page.wait_for("timeline.latest.sizes.blocks > 0")
-        check("the page asks for the key", True)
+        check("with the key it shows the pool", text(page, "problem") == "" and not page.evaluate(is_lost), text(page, "problem"))
         check("without --pool-controls the page says so", "--pool-controls" in text(page, "watch"))
         check("and offers nothing that is off", page.evaluate(
             "[...document.querySelectorAll('#scenes button:not(#restore)')].every((button) => button.disabled) && "
@@ -1023,7 +1164,7 @@ def converse(page, server):
 
 def measure(browser, program):
     """256 requests in a pool of 4096 blocks."""
-    options = ["--device", "cpu", "--slots", str(4096 * 16), "--block-size", "16", "--budget", "1024", "--max-sequences", "256"]
+    options = ["--device", "cpu", "--no-pool-controls", "--slots", str(4096 * 16), "--block-size", "16", "--budget", "1024", "--max-sequences", "256"]
     with http_program.HttpProgram(program, *options) as server:
         page = browser.open(server.url + "/", 1920, 1080)
         page.wait_for("timeline.latest.sizes.blocks === 4096")
@@ -1078,11 +1219,13 @@ def main():
             check_copies(page)
             check_found_again(page, server)
             check_drafts(page)
-            for part in (check_hostile, check_many, check_idle, check_motion, check_colors):
+            for part in (check_ended, check_load, check_hostile, check_many, check_idle, check_motion, check_colors):
                 part(page)
             check_phone(browser, server.url)
             check_old_steps(server.url)
             check_lost(page, server)
+        check_first_visit(browser, arguments.program)
+        check_others(browser, arguments.program)
         check_without_controls(browser, arguments.program)
         check_chat(browser, arguments.program)
         if arguments.pictures:

@@ -524,6 +524,39 @@ TEST_CASE("without a key, an address of this machine alone answers to this machi
   }
 }
 
+TEST_CASE("a page of another origin, or under another name of this machine, cannot steer the pool") {
+  ApiFixture fixture({.cors_origins = {"*"}});
+  const auto status_of = [&](const std::string& path, const std::string& origin, const std::string& host) {
+    const common::ApiRequest request{.method = "POST",
+                                     .path = path,
+                                     .body = path == "/v1/completions" ? completion_body("A", 1).dump()
+                                             : path == "/pool/restart" ? R"({"slots": 128})"
+                                                                       : "{}",
+                                     .content_type = "application/json",
+                                     .origin = origin,
+                                     .host = host,
+                                     .is_on_loopback = true};
+    return fixture.api.handle(request, [] { return false; }).status;
+  };
+  for (const char* const path : {"/pool/pause", "/pool/step", "/pool/restart", "/pool/demo", "/pool/run"}) {
+    INFO(path);
+    for (const char* const origin : {"https://example.org", "http://localhost:3000", "http://127.0.0.1", "null"}) {
+      INFO(origin);
+      CHECK(status_of(path, origin, "localhost:8080") == 403);  // whatever --cors says
+    }
+    // A name that its owner points at 127.0.0.1: to the browser, page and server are one site.
+    CHECK(status_of(path, "http://rebound.example.org:8080", "rebound.example.org:8080") == 403);
+    CHECK_FALSE(fixture.engine.is_paused());
+  }
+  CHECK(fixture.engine.sizes().num_slots == 1024);
+  CHECK(status_of("/v1/completions", "https://example.org", "localhost:8080") == 200);
+  CHECK(status_of("/v1/completions", "http://rebound.example.org:8080", "rebound.example.org:8080") == 403);
+  for (const char* const host : {"localhost:8080", "127.0.0.1:8080", "[::1]:8080"}) {
+    CHECK(status_of("/pool/pause", std::string("http://") + host, host) == 200);
+    CHECK(status_of("/pool/run", std::string("http://") + host, host) == 200);
+  }
+}
+
 TEST_CASE("a full queue answers 429 and loses nothing") {
   ApiFixture fixture({.max_queue = 2, .paused = true});
   json body = completion_body(kPrompts[0], 4);

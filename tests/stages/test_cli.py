@@ -1156,13 +1156,15 @@ class Http(ProgramTest):
 
     def test_options_that_have_no_effect_without_http_or_with_it(self):
         for option, value in (("--api-key", "x"), ("--max-queue", "5"), ("--max-connections", "5"),
-                              ("--client-timeout", "5"), ("--request-memory", "64"), ("--pool-controls", None),
+                              ("--client-timeout", "5"), ("--request-memory", "64"), ("--pool-controls", None), ("--no-pool-controls", None), ("--paused", None),
                               ("--api-key-file", "x"), ("--served-model-name", "x"), ("--chat-template", "none"),
                               ("--cors", "*"), ("--quiet", None), ("--drain-notice", "2"), ("--drain-seconds", "9"),
                               ("--streams-wait", None)):
             arguments = (option,) if value is None else (option, value)
             self.assert_usage_error(run("serve", "--prompt", "x", *arguments), option, "--http")
-        self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--paused"), "--paused", "--pool-controls")
+        self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--paused", "--no-pool-controls"), "--paused", "--no-pool-controls")
+        for options in (("--http", "0.0.0.0:0"), ("--http", "127.0.0.1:0", "--api-key", "x")):
+            self.assert_bad_input(run("serve", *options, "--paused"), "--paused needs --pool-controls")
         for option, value in (("--temperature", "0.5"), ("--prompt", "x"), ("--max-new-tokens", "4"), ("--stop", "x"),
                               ("--requests", "3"), ("--samples", "2"), ("--beams", "2"), ("--arrivals", "poisson:1"),
                               ("--workload", "offline"), ("--json", "-"), ("--trace", "x"), ("--view", "quiet"),
@@ -1248,8 +1250,20 @@ class Http(ProgramTest):
                 self.assertEqual(code, 0, errors)
                 self.assertEqual("--api-key" in errors, note, errors)
 
+    def test_the_page_steers_by_default_where_this_machine_alone_is_served(self):
+        key = ("--api-key", "x")
+        for host, options, is_on in (("127.0.0.1", (), True), ("127.0.0.1", key, False), ("0.0.0.0", (), False),
+                                     ("0.0.0.0", ("--pool-controls",), True), ("127.0.0.1", ("--no-pool-controls",), False)):
+            with self.subTest(host=host, options=options), \
+                    http_program.HttpProgram(PROGRAM, "--device", "cpu", *options, host=host) as server:
+                self.assertEqual("the pool is drawn and steered on http://" in server.first_line, is_on, server.first_line)
+                self.assertEqual("no scenes without --pool-controls" in server.first_line, not is_on, server.first_line)
+                server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+                if options != key:
+                    self.assertEqual(server.post("/pool/run", {})[0], 200 if is_on else 403)
+
     def test_what_commands_of_the_demonstration_print_goes_to_their_client_alone(self):
-        with http_program.HttpProgram(PROGRAM, "--device", "cpu", "--pool-controls") as server:
+        with http_program.HttpProgram(PROGRAM, "--device", "cpu") as server:
             for line, printed in (("new A 6; append A 6; fork A B; write B", "copied to block"), ("append A 999", "refused"),
                                   ("prompt C once; show", "slots"), ("nonsense", "error:")):
                 status, reply = server.post("/pool/demo", {"line": line})

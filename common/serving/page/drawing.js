@@ -7,7 +7,7 @@
 
 // What is drawn differs in shape too, and not in colour alone:
 //   in a table   filled with its owner's colour, a mark for each slot that holds a token
-//   shared       the same, in a double frame, with the number of tables
+//   shared       the same in a colour of no owner, in a frame (a double one, where there is room), with the number of tables
 //   cached       hatched, without a number of an owner
 //   free         an empty frame
 //   swapped out  dotted
@@ -17,7 +17,7 @@
 function themeOf(element) {
   const style = getComputedStyle(element), value = (name) => style.getPropertyValue(name).trim();
   return {text: value("--text"), dim: value("--dim"), line: value("--line"), card: value("--card"), free: value("--free"),
-          hatch: value("--hatch"), accent: value("--accent"), onAccent: value("--on-accent"), bad: value("--bad"), prompt: value("--prompt"), lit: value("--lit"),
+          hatch: value("--hatch"), accent: value("--accent"), onAccent: value("--on-accent"), bad: value("--bad"), shared: value("--shared"), prompt: value("--prompt"), lit: value("--lit"),
           onOwner: value("--on-owner"), lightness: Number(value("--owner-lightness")), saturation: Number(value("--owner-saturation"))};
 }
 
@@ -36,6 +36,7 @@ function sizedContext(canvas) {
 const hueOf = (id) => (id * 137.5 + 210) % 360;
 const colors = new Map();
 function colorOf(theme, id, isFaint = false) {
+  if (theme.hasEnded) return isFaint ? theme.free : theme.line;
   if (theme.owners?.[id]) return theme.owners[id] + (isFaint ? "59" : "");
   const name = `${id},${isFaint},${theme.lightness}`;
   if (!colors.has(name)) {
@@ -44,6 +45,12 @@ function colorOf(theme, id, isFaint = false) {
   }
   return colors.get(name);
 }
+
+const endedTheme = (theme) => ({...theme, hasEnded: true, text: theme.dim, onOwner: theme.text});
+
+// The colour of a block that is in `tables` tables: what several have is of none of them.
+const blockColor = (theme, owner, tables, isFaint = false) =>
+  tables > 1 ? theme.shared + (isFaint ? "59" : "") : colorOf(theme, owner, isFaint);
 
 const kMaxDrawn = 8192;  // blocks; of a larger pool the first are drawn
 
@@ -95,6 +102,8 @@ function dots(context, x, y, width, height, color) {
   }
 }
 
+const kLeastForTwo = 32;  // the height from which a shared block has two frames: in a lower one they would strike through its number
+
 // state: {kind: "free" | "cached" | "owned" | "host", owner, filled, slots, tables, label, drafts, copyOf}; drafts as
 // draftsIn() has them
 function drawBlock(context, x, y, width, height, state, theme) {
@@ -116,10 +125,10 @@ function drawBlock(context, x, y, width, height, state, theme) {
     context.fillRect(x, y, width, height);
     dots(context, x, y, width, height, theme.onOwner);
   } else {
-    const color = colorOf(theme, state.owner);
+    const color = blockColor(theme, state.owner, state.tables);
     context.fillStyle = theme.card;
     context.fillRect(x, y, width, height);
-    context.fillStyle = colorOf(theme, state.owner, true);
+    context.fillStyle = blockColor(theme, state.owner, state.tables, true);
     context.fillRect(x, y, width, height);
     context.fillStyle = color;
     if (height < 24 || state.slots > 64) {  // no room for a mark for each slot: a bar, which leaves the number readable
@@ -135,22 +144,24 @@ function drawBlock(context, x, y, width, height, state, theme) {
       context.strokeStyle = theme.text;
       context.lineWidth = isSmall ? 1 : 1.5;
       context.strokeRect(x + 0.75, y + 0.75, width - 1.5, height - 1.5);
-      if (!isSmall) context.strokeRect(x + 3.25, y + 3.25, width - 6.5, height - 6.5);
+      if (height >= kLeastForTwo) context.strokeRect(x + 3.25, y + 3.25, width - 6.5, height - 6.5);
     }
   }
   if (state.label !== undefined && width >= 17) {
-    const isNarrow = width < 44, hasOrigin = state.copyOf !== undefined && isNarrow;  // the marks close up
-    const text = hasOrigin ? `${state.label}←${state.copyOf}` : state.tables > 1 && width >= 24 ? `${state.label}${isNarrow ? "" : " "}×${state.tables}` : String(state.label);
     context.font = `600 ${height >= 24 ? 10 : 9}px system-ui, sans-serif`;
+    const isNarrow = width < 44, isFramed = state.tables > 1, inset = isFramed && height >= kLeastForTwo ? 6 : isFramed ? 3 : isNarrow ? 2.5 : 5;
+    const fits = (candidate) => context.measureText(candidate).width <= width - 2 * inset;
+    const more = state.copyOf !== undefined && isNarrow ? `←${state.copyOf}` : state.tables > 1 ? `×${state.tables}` : "";
+    const text = [`${state.label} ${more}`, `${state.label}${more}`].find((candidate) => more && fits(candidate)) ?? String(state.label);  // or the number alone
     context.textBaseline = height >= 24 ? "top" : "middle";
     context.textAlign = "left";
     if (state.kind === "cached" || state.kind === "host") {
       context.fillStyle = theme.card;
-      context.fillRect(x + 3, height >= 24 ? y + 3 : y + height / 2 - 6, context.measureText(text).width + 4, 12);
+      context.fillRect(x + inset - 2, height >= 24 ? y + 3 : y + height / 2 - 6, Math.min(width - inset, context.measureText(text).width + 4), 12);
     }
     context.fillStyle = state.kind === "free" ? theme.dim : theme.text;
-    const line = height >= 24 ? y + 5 : y + height / 2 - (state.kind === "owned" ? 1.5 : -0.5);
-    context.fillText(text, x + 5, line, width - 6);
+    const line = height >= 24 ? y + (isFramed ? 6 : 5) : y + height / 2 - (state.kind === "owned" ? 1.5 : -0.5);
+    context.fillText(text, x + inset, line, width - 2 * inset + 1);
     const end = context.measureText(text).width + 7, origin = `← ${state.copyOf}`;
     if (state.copyOf !== undefined && width - end > 18) {
       const room = Math.min(context.measureText(origin).width, width - end - 5);
@@ -366,18 +377,17 @@ function movesText({happened, sizes}) {
 // Blocks in the host's memory, in groups by the request that is swapped out.
 function drawHost(context, snapshot, width, height, theme) {
   context.clearRect(0, 0, width, height);
+  if (snapshot.sizes.host_blocks === 0) return;
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "left";
   context.fillStyle = theme.dim;
   const used = snapshot.counters.host_used ?? 0, total = snapshot.sizes.host_blocks;
-  const text = total ? `host's memory: ${used} of ${total}` : "no room in the host's memory: preempted requests are computed again";
-  const moves = total ? movesText(snapshot) : "";
+  const text = `host's memory: ${used} of ${total}`, moves = movesText(snapshot);
   context.fillText(text, 0, height / 2 - (moves ? 7 : 0), width);
   context.fillStyle = theme.bad;
   context.fillText(moves, 0, height / 2 + 7, width);
   let x = Math.max(context.measureText("host's memory: 0000 of 0000").width, context.measureText(moves).width) + 8;
-  if (!total) return;
   const blocks = [...snapshot.requests.values()].filter((request) => request.swapped).flatMap((request) => Array(request.hostBlocks).fill(request));
   const cell = Math.max(4, Math.min(24, Math.floor((width - x) / Math.max(blocks.length, 1))));
   for (const request of blocks) {
@@ -422,34 +432,42 @@ function regionAt(snapshot, width, x) {
 
 // ---- Block tables ----
 
-const kLabelWidth = 62, kSlotWidth = 40, kSlotHeight = 15, kHeaderHeight = 13, kQueueHeight = 19;
+const kLabelWidth = 62, kSlotWidth = 40, kSlotHeight = 15, kHeaderHeight = 13, kQueueHeight = 19, kLineCellHeight = 31;
 
 // Rows of sequences, and where their logical blocks are. hasTexts: with the tokens' texts in the slots, which have
-// slotWidth or more.
-function tablesLayout(snapshot, width, hasTexts, slotWidth = kSlotWidth) {
+// slotWidth or more. isBrief: with a line of text in a block instead, for many sequences.
+function tablesLayout(snapshot, width, hasTexts, slotWidth = kSlotWidth, isBrief = false) {
   const size = snapshot.sizes.block_size, slotColumns = size <= 16 ? Math.min(size, 4) : 8;
-  const withTexts = hasTexts && size <= 32;
-  const cellHeight = withTexts ? kHeaderHeight + Math.ceil(size / slotColumns) * kSlotHeight + 2 : 17;
-  const gap = withTexts ? 4 : 2, least = withTexts ? slotColumns * slotWidth + 4 : 34;
-  const columns = Math.max(1, Math.floor((width - kLabelWidth) / (least + gap)));
-  const cellWidth = withTexts ? Math.floor((width - kLabelWidth) / columns) - gap : least;  // texts take what there is
+  const withTexts = hasTexts && size <= 32 && !isBrief, withLine = hasTexts && !withTexts;
+  const cellHeight = withTexts ? kHeaderHeight + Math.ceil(size / slotColumns) * kSlotHeight + 2 : withLine ? kLineCellHeight : 17;
+  const gap = withTexts ? 4 : 2, least = withTexts ? slotColumns * slotWidth + 4 : withLine ? 88 : 40;
+  const live = [...snapshot.running, ...snapshot.waiting].map((id) => snapshot.requests.get(id)), ended = snapshot.ended ?? [];
+  let columns = Math.max(1, Math.floor((width - kLabelWidth) / (least + gap)));
+  if (!withTexts) {  // what the longest table needs, in steps, so that widths seldom change
+    const longest = Math.max(1, ...[...live, ...ended].flatMap(({sequences}) => [...sequences.values()].map(({blocks}) => blocks.length)));
+    columns = Math.min(columns, 4 * Math.ceil(longest / 4));
+  }
+  const cellWidth = Math.floor((width - kLabelWidth) / columns) - gap;  // cells take what there is
   const rows = [];
   let y = 3;
   let isFirst = true;  // of the swapped-out requests
-  for (const id of [...snapshot.running, ...snapshot.waiting]) {
-    const request = snapshot.requests.get(id);
+  const add = (request, hasEnded) => {
     for (const sequence of request.sequences.values()) {
       const height = Math.max(1, Math.ceil(sequence.blocks.length / columns)) * (cellHeight + gap) + (withTexts ? 4 : 2);
-      rows.push({request, sequence, y, height});
+      rows.push({request, sequence, y, height, hasEnded});
       y += height;
     }
+  };
+  for (const request of live) {
+    add(request, false);
     if (request.sequences.size === 0) {
       rows.push({request, sequence: null, y, height: kQueueHeight, isFirst: request.swapped && isFirst});
       isFirst &&= !request.swapped;
       y += kQueueHeight;
     }
   }
-  return {rows, width, height: y + 4, cellWidth, cellHeight, gap, columns, withTexts, slotColumns};
+  for (const request of ended) add(request, true);
+  return {rows, width, height: y + 4, cellWidth, cellHeight, gap, columns, withTexts, withLine, slotColumns};
 }
 
 function cellRect(layout, row, index) {
@@ -483,13 +501,14 @@ function placeAt(snapshot, layout, x, y) {
   return place;
 }
 
-function drawTables(context, snapshot, layout, scrollTop, height, theme, {lit = new Set()} = {}) {
+function drawTables(context, snapshot, layout, scrollTop, height, liveTheme, {lit = new Set()} = {}) {
   context.clearRect(-4, 0, layout.width + 8, height);
   const size = snapshot.sizes.block_size, batch = new Map(snapshot.happened.batch);
   context.save();
   context.translate(0, -scrollTop);
   for (const row of layout.rows) {
     if (row.y + row.height < scrollTop || row.y > scrollTop + height) continue;
+    const theme = row.hasEnded ? endedTheme(liveTheme) : liveTheme;
     drawRowLabel(context, row, batch, theme);
     if (!row.sequence) {
       drawQueued(context, snapshot, row, layout, theme);
@@ -498,9 +517,10 @@ function drawTables(context, snapshot, layout, scrollTop, height, theme, {lit = 
     row.sequence.blocks.forEach((block, index) => {
       const cell = cellRect(layout, row, index);
       if (cell.y + cell.height < scrollTop || cell.y > scrollTop + height) return;
-      const tables = placesOf(snapshot).get(block)?.length ?? 1;
-      const filled = filledSlots({sequence: row.sequence, index}, size), drafts = draftsIn(snapshot, {...row, index});
+      const tables = row.hasEnded ? 1 : placesOf(snapshot).get(block)?.length ?? 1;
+      const filled = filledSlots({sequence: row.sequence, index}, size), drafts = row.hasEnded ? [] : draftsIn(snapshot, {...row, index});
       if (layout.withTexts) drawTexts(context, cell, layout, row, index, {block, tables, filled, size, drafts}, theme);
+      else if (layout.withLine) drawLine(context, cell, row, index, {block, tables, filled, size, drafts}, theme);
       else drawBlock(context, cell.x, cell.y, cell.width, cell.height, {kind: "owned", owner: row.request.id, filled, slots: size, tables, label: block, drafts}, theme);
       if (lit.has(block)) frame(context, cell.x, cell.y, cell.width, cell.height, theme);
     });
@@ -521,7 +541,8 @@ function drawRowLabel(context, row, batch, theme) {
   context.font = "10px system-ui, sans-serif";
   context.fillStyle = theme.dim;
   if (sequences.length > 1) context.fillText(`.${number + 1}`, 34, row.y + 10, 26);
-  const served = number === 0 ? batch.get(row.request.id) : 0;
+  if (row.hasEnded && sequences.length < 2) context.fillText("ended", 34, row.y + 10, 27);
+  const served = number === 0 && !row.hasEnded ? batch.get(row.request.id) : 0;
   if (served && sequences.length < 2) context.fillText(`+${served}`, 36, row.y + 10, 24);
   if (row.sequence && row.height > 30) context.fillText(`${row.sequence.length} tokens`, 0, row.y + 25, 58);
 }
@@ -536,10 +557,40 @@ function drawQueued(context, snapshot, row, layout, theme) {
   context.fillText(text, kLabelWidth, row.y + 10, layout.width - kLabelWidth);
 }
 
+// A block with its text in a line, as far as there is room: one that is being written shows where that is.
+function drawLine(context, cell, row, index, {block, tables, filled, size, drafts}, theme) {
+  const {x, y, width, height} = cell, bar = 4;
+  context.fillStyle = blockColor(theme, row.request.id, tables, true);
+  context.fillRect(x, y, width, height);
+  context.fillStyle = blockColor(theme, row.request.id, tables);
+  context.fillRect(x, y + height - bar, width * filled / size, bar);
+  for (const {slot, isAccepted} of drafts) drawDraft(context, x + width * slot / size, y + height - bar, width / size, bar, isAccepted, theme);
+  if (tables > 1) {
+    context.strokeStyle = theme.text;
+    context.lineWidth = 1.5;
+    context.strokeRect(x + 0.75, y + 0.75, width - 1.5, height - 1.5);
+  }
+  context.fillStyle = theme.text;
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  context.font = "600 10px system-ui, sans-serif";
+  context.fillText(`${block}${tables > 1 ? ` ×${tables}` : ""}`, x + 4, y + 8, width - 8);
+  const text = legible(textsIn(row.sequence, index, size).slice(0, filled).filter((token) => !/^<.+>$/.test(token)).join("")).trim();
+  context.font = "11px system-ui, sans-serif";
+  const isCut = context.measureText(text).width > width - 8, isWritten = filled < size;
+  context.save();
+  context.beginPath();
+  context.rect(x + 4, y, width - 8, height);
+  context.clip();
+  context.textAlign = isCut && isWritten ? "right" : "left";
+  context.fillText(text, isCut && isWritten ? x + width - 4 : x + 4, y + 20);
+  context.restore();
+}
+
 // A logical block: its number, the physical block that it is, and its slots with the texts of their tokens.
 function drawTexts(context, cell, layout, row, index, {block, tables, filled, size, drafts}, theme) {
   const slotWidth = (cell.width - 4) / layout.slotColumns;
-  context.fillStyle = colorOf(theme, row.request.id, true);
+  context.fillStyle = blockColor(theme, row.request.id, tables, true);
   context.fillRect(cell.x, cell.y, cell.width, cell.height);
   context.textBaseline = "middle";
   context.font = "600 10px system-ui, sans-serif";
@@ -559,7 +610,7 @@ function drawTexts(context, cell, layout, row, index, {block, tables, filled, si
     const x = cell.x + 2 + (slot % layout.slotColumns) * slotWidth, y = cell.y + kHeaderHeight + Math.floor(slot / layout.slotColumns) * kSlotHeight;
     const text = row.sequence.texts[index * size + slot];
     if (slot < filled) {
-      context.fillStyle = colorOf(theme, row.request.id);
+      context.fillStyle = blockColor(theme, row.request.id, tables);
       context.fillRect(x + 0.5, y + 0.5, slotWidth - 1, kSlotHeight - 1.5);
       context.fillStyle = theme.onOwner;
       if (text !== undefined) context.fillText(/^<.+>$/.test(text) ? "⊢" : visible(text).slice(0, 12), x + 2, y + 7.5, slotWidth - 4);

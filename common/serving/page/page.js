@@ -24,6 +24,8 @@ const complain = (text) => {
 // The browser refuses a field by itself: then what was said of the try before is over.
 document.addEventListener("invalid", () => { if (!isLost) complain(""); }, true);
 
+let givenKey = null;  // resolves the promise of a key
+
 async function ask(path, body, options = {}) {
   let reply;
   try {
@@ -35,7 +37,7 @@ async function ask(path, body, options = {}) {
   $("key").hidden = reply.status !== 401;
   if (!reply.ok) {
     const error = await reply.json().catch(() => null);
-    throw Object.assign(new Error(error?.error?.message ?? `the server answers ${reply.status}`), {isRefusal: true, field: error?.error?.param});
+    throw Object.assign(new Error(error?.error?.message ?? `the server answers ${reply.status}`), {isRefusal: true, needsKey: reply.status === 401, field: error?.error?.param});
   }
   return reply;
 }
@@ -78,7 +80,7 @@ const views = new Views((sentence) => {
 });
 const timeline = new Timeline($("strip"), showSnapshot);
 const traffic = {bytes: 0, records: 0, begin: performance.now()};  // for measurements
-let failure = "", firstSizes = null, isLost = true, shownRegions = "";
+let failure = "", firstSizes = null, isLost = true, needsKey = false, isFirst = true, shownRegions = "";
 
 // ---- Words, explained where they stand ----
 
@@ -205,32 +207,40 @@ function showState() {
   const {latest, shown} = timeline;
   const isIdle = latest.numRunning + latest.numWaiting === 0;
   const activity = latest.paused ? "paused" : isIdle ? "idle" : "running";
-  $("state").textContent = failure ? "the engine has failed" : isLost ? "server lost" :
+  $("state").textContent = failure ? "the engine has failed" : needsKey ? "waiting for a key" : isLost ? "server lost" :
     latest.draining ? `the server is ending, requests to complete: ${latest.numRunning + latest.numWaiting}` :
     timeline.isLive ? `${activity}, step ${Math.max(0, latest.step)}` :
     `showing step ${Math.max(0, shown.step)} of ${Math.max(0, lastStepOf(timeline.at))} (server ${activity})`;
-  document.body.classList.toggle("lost", isLost || failure !== "");
+  document.body.classList.toggle("lost", (isLost && !needsKey) || failure !== "");
   $("pause").disabled = latest.paused || isLost;
   $("run").disabled = !latest.paused || isLost;
   $("step").disabled = isLost;
   $("live").setAttribute("aria-pressed", timeline.isLive);
   $("play").setAttribute("aria-pressed", timeline.isPlaying);
-  $("play").textContent = timeline.isPlaying ? "hold" : "slowly";
+  $("play").textContent = timeline.isPlaying ? "❚❚ Hold" : "▶ Play the recording";
   $("back").disabled = timeline.at === 0 || timeline.snapshots.length < 2;
   $("forward").disabled = timeline.isLive;
-  const where = timeline.isLive ? "live" : timeline.isPlaying ? "played slowly" : "held";
+  const where = timeline.isLive ? "live" : timeline.isPlaying ? "played" : "held";
   const missed = shown.steps.length > 1 ? ` (with the ${shown.steps.length - 1} before it)` : "";
   const took = shown.steps.length ? `, ${shown.steps.at(-1).milliseconds.toFixed(1)} ms` : "";
   $("moment").textContent = shown.step < 0 ? "no step yet" : `${where}: step ${shown.step}${missed}${took}`;
-  const story = storyOf(shown);
-  $("time-title").title = story;
-  showWords($("time-title"), story ? `Step ${shown.step}: ${story}` : "Steps");
+  const story = storyOf(shown) || computedIn(shown);
+  $("story").title = story;
+  showWords($("story"), story ? `Step ${shown.step}: ${story}` : "No step yet.");
   showNumbers(shown);
   const hasDrafts = timeline.snapshots.some((snapshot) => snapshot.poolsSeen === shown.poolsSeen && snapshot.happened.drafts.length > 0);
   if ($("draft-legend").hidden === hasDrafts) {
     $("draft-legend").hidden = !hasDrafts;
     drawLegend();
   }
+}
+
+// What a step computed in which nothing else happened.
+function computedIn({steps}) {
+  const sum = (name) => steps.reduce((total, step) => total + step[name], 0), prompt = sum("prompt"), decoded = sum("decoded");
+  const tokens = (count, of) => count ? [`${count} token${count === 1 ? "" : "s"} of ${of}`] : [];
+  const parts = [...tokens(prompt, "prompts"), ...tokens(decoded, "replies")];
+  return parts.length ? `computed ${parts.join(" and ")}` : "";
 }
 
 // What the bar under the pool shows, and the same in blocks.
@@ -241,7 +251,8 @@ function regionsSentence(snapshot, places) {
   const fit = `${regions.length ? named(regions.map((region) => region.id), "requests") : "none"} would fit`;
   const wait = refused.length ? `, ${named(refused, regions.length ? "others" : "requests")} would wait` : "";
   const empty = used ? `; ${percent(reserved - used, reserved)} of the slots reserved would be empty (hatched)` : "";
-  let blocks = snapshot.numRunning ? `${snapshot.numRunning} run, ${percent(counters.reserved - counters.used, counters.reserved)} of their slots are empty` : "all wait as yet";
+  const run = snapshot.numRunning === 1 ? "1 request runs" : `${snapshot.numRunning} requests run`;
+  let blocks = snapshot.numRunning ? `${run}, ${percent(counters.reserved - counters.used, counters.reserved)} of the slots taken are empty` : "all wait as yet";
   const all = [...places.values()].reduce((sum, list) => sum + list.length, 0);
   if (all > places.size) blocks += `; ${places.size} blocks used, ${all} without sharing`;
   return `In one contiguous region each, ${fit}${wait}${empty}. In blocks, ${blocks}.`;
@@ -257,6 +268,7 @@ function showSnapshot(snapshot) {
   const free = sizes.blocks - places.size - snapshot.cached.size;
   const counts = `${places.size} in tables, ${shared} of them shared, ${snapshot.cached.size} cached, ${Math.max(0, free)} free`;
   showWords($("pool-count"), `${sizes.blocks} blocks of ${sizes.block_size} slots` + (sizes.blocks > kMaxDrawn ? ` (the first ${kMaxDrawn} are drawn)` : ""));
+  $("host").hidden = $("host-legend").hidden = sizes.host_blocks === 0;
   $("pool").setAttribute("aria-label", `Map of the pool's blocks: ${counts}. Arrow keys move from block to block.`);
   const text = regionsSentence(snapshot, places);
   if (text !== shownRegions) {
@@ -287,6 +299,8 @@ function takeRecord(record) {
   timeline.add(snapshot);
   if (record.sizes) showSizes(record.sizes);
   if (!timeline.isLive) showState();
+  if (isFirst) playFirstScene();
+  isFirst = false;
 }
 
 // ---- The connection ----
@@ -298,7 +312,8 @@ async function watch() {
     stream = new AbortController();
     try {
       const reply = await ask("/pool/events", undefined, {signal: stream.signal});
-      isLost = false;
+      isLost = needsKey = false;
+      views.invitation = kInvitation;
       complain("");
       lastHeard = performance.now();
       await readEvents(reply, takeRecord, (count) => {
@@ -307,13 +322,29 @@ async function watch() {
       });
       lose("the server has ended");
     } catch (error) {
+      if (error.needsKey) {
+        await askForKey();
+        continue;
+      }
       lose(error.name === "TypeError" || error.name === "AbortError" ? "the server does not answer" : error.message);
     }
     await new Promise((resume) => setTimeout(resume, 1000));
   }
 }
 
+// Returns when the reader has given a key, right or wrong.
+async function askForKey() {
+  needsKey = isLost = true;
+  views.invitation = key ? "The server does not take this key." : "This server asks for a key.";
+  complain(key ? "The server does not take this key." : "");
+  $("api-key").focus();
+  showState();
+  views.invalidate();
+  await new Promise((resolve) => { givenKey = resolve; });
+}
+
 function lose(reason) {
+  needsKey = false;
   if (!isLost || timeline.latest.step < 0) {
     complain(`${new Date().toLocaleTimeString()}: ${reason}. What you see is how it was then. Asking again every second.`);
   }
@@ -386,6 +417,7 @@ $("key").onsubmit = (event) => {
   sessionStorage.setItem("key", key);
   $("key").hidden = true;
   complain("");
+  givenKey?.();
 };
 
 // ---- Tabs ----
@@ -688,19 +720,34 @@ function playAfter(number) {
     if (index < 0) return;
     delete timeline.add;
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) timeline.hold(index);
-    else timeline.play(index, () => showMoment(chapter) || timeline.live());
+    else timeline.play(index, () => showMoment(chapter) || timeline.live(), (snapshot) => chapterOf(snapshot.number) === chapter);
   };
+}
+// On a first visit to a server that has computed nothing yet, the page shows what it is for. The pool is then made again as
+// it was: what else is sent to the server is to find it so. A model with a chat is for that.
+async function playFirstScene() {
+  const {latest} = timeline;
+  if (!hasControls || hasChat || localStorage.getItem("visited") || latest.paused || latest.counters.generated > 0 || latest.requests.size > 0) return;
+  localStorage.setItem("visited", "1");
+  await runScene(kScenes[0], $("scenes").firstChild);
+  const {pool} = timeline.latest.sizes, isOver = () => running.size === 0 && timeline.latest.requests.size === 0;
+  while (!isOver()) await new Promise((resume) => setTimeout(resume, 50));
+  if (timeline.latest.sizes.pool === pool) restorePool();
+}
+function restorePool() {
+  const {slots, block_size, budget, host_blocks} = firstSizes;
+  return control("restart", {slots, block_size, budget, swap: host_blocks > 0});
 }
 makeScenes($("scenes"), hasControls, runScene);
 $("scenes").append(element("button", {id: "restore", hidden: true, onclick: () => {
-  const {slots, block_size, budget, host_blocks} = firstSizes;
   timeline.live();
-  control("restart", {slots, block_size, budget, swap: host_blocks > 0});
+  restorePool();
 }}));
 const kOwn = "What you have sent. The prompts are queued together; each step computes a part of them and a token more for each reply.";
-const kStart = hasControls ? "To continue a text, the model keeps notes (keys and values) on every token. One slot holds one token's notes; a block is a few slots. " +
-  "Choose a scene: it makes a small pool, sends its requests, and shows what happened step by step. That ends what runs."
-  : "The scenes need a small pool of their own, and this server was started without --pool-controls, so they are off. What is sent to it is drawn all the same.";
+const kInvitation = hasControls ? "Nothing runs. Choose a scene above, or send a prompt." : "Nothing runs. Send a prompt.";
+const kStart = "To continue a text, the model keeps notes (keys and values) on every token. One slot holds one token's notes; a block is a few slots. " + (hasControls
+  ? "Choose a scene: it makes a small pool, sends its requests, and shows what happened step by step. That ends what runs."
+  : "What is sent to this server is drawn. The scenes need a small pool of their own, and are off: --pool-controls lets them have it.");
 $("watch-only").hidden = hasControls;
 showChapter();
 

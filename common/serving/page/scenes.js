@@ -18,7 +18,7 @@ const kScenes = [
      await post([kShared + " went east"], {max_tokens: 12, temperature: 0, firstOnly: true});
      await post([" went west", " rode away", " took a boat", " asked the wind"].map((end) => kShared + end), {max_tokens: 20, temperature: 0});
    },
-   watch: "The first request computes its prompt. The four that follow begin alike, as with a common system prompt: their tables point at the same blocks (double frame, ×n), and only what differs is computed: " +
+   watch: "The first request computes its prompt. The four that follow begin alike, as with a common system prompt: their tables point at the same blocks (grey, in a frame, ×n), and only what differs is computed: " +
      "see how short their prompt bars are.",
    isMoment: (step) => step.happened.found > 0},
   {name: "Samples and copy-on-write", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
@@ -42,7 +42,7 @@ const kScenes = [
      "new numbers. The host has room for all of them here, so nothing is computed again.",
    isMoment: (step, best) => !best && step.happened.swapped_out.length > 0},
   {name: "A full queue", sizes: {slots: 160, block_size: 4, budget: 64, swap: false},
-   send: (post) => post(Array.from({length: 24}, (_, index) => kStory[index % kStory.length]), {max_tokens: 24, temperature: 0.8, seed: 1, ignore_eos: true}),
+   send: (post) => post(Array.from({length: 24}, (_, index) => kStory[index % kStory.length]), {max_tokens: 12, temperature: 0.8, seed: 1, ignore_eos: true}),
    watch: "24 requests at once, blocks for a few. Those that do not fit wait, in the order in which they came. Whenever one ends, its blocks are free, and in the step after it the " +
      "next is admitted, without a pause for the others. One that was let in too early is preempted (▼) and waits first in line.",
    // Of these steps, the one in which most run: early ones come after preemptions, and have fewer than regions would.
@@ -76,7 +76,7 @@ function makeScenes(place, hasControls, run) {
     button.dataset.scene = index;
     if (scene.needsDrafts) button.dataset.needsDrafts = "";
     button.disabled = !hasControls;
-    if (!hasControls) button.title = "needs a server with --pool-controls: the scene makes a small pool";
+    if (!hasControls) button.title = "off on this server (--pool-controls): the scene makes a small pool";
     button.onclick = () => run(scene, button);
     place.append(button);
   });

@@ -3,7 +3,8 @@
 // so that going back in time is looking at an older one; consecutive snapshots share what a step did not change.
 //
 //   snapshot = {number, step, steps, sizes, paused, draining, running: [ids], waiting: [ids], requests: Map(id -> request),
-//               cached: Map(block -> texts), counters, atStart, poolsSeen, numRunning, numWaiting, happened}
+//               ended: [requests], cached: Map(block -> texts), counters, atStart, poolsSeen, numRunning, numWaiting, happened}
+//   ended: as they last were, where there is room for their tables: until the first request after them all
 //   atStart: the counters when its pool was made; poolsSeen: how many pools this page has seen before it
 //   happened: what pool_view.h says, and found: prompt tokens that were in the pool when their request was first admitted;
 //   foundAgain: own tokens that resumed requests found; drafts: [{request, sequence, position, accepted, texts, drawn}],
@@ -11,7 +12,7 @@
 //   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts}),
 //               lastHeld: {sequences, tokens}}, how many it has in the pool or, since its preemption, had
 
-const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, draining: false, running: [], waiting: [], requests: new Map(),
+const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, draining: false, running: [], waiting: [], requests: new Map(), ended: [],
                               cached: new Map(), counters: {}, atStart: {}, poolsSeen: 0, numRunning: 0, numWaiting: 0,
                               sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0}, happened: noEvents()});
 const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
@@ -32,7 +33,8 @@ function applyRequest(old, change) {
 }
 
 // What a row of the tables is, with what stands beside it.
-function rowSentence(snapshot, {request, sequence}) {
+function rowSentence(snapshot, {request, sequence, hasEnded}) {
+  if (hasEnded) return `${ownerName({request, sequence})} has ended: this was its table. Its blocks are free, cached, or in other tables by now`;
   if (!sequence) return `request ${request.id}, in the queue: no blocks in the pool`;
   const served = new Map(snapshot.happened.batch).get(request.id) ?? 0, drafts = draftsOf(snapshot, request.id, sequence.id);
   return `${ownerName({request, sequence})}: ${sequence.length} token${sequence.length === 1 ? "" : "s"} in the pool; ${served} computed in this step` +
@@ -104,6 +106,9 @@ function applyRecord(last, record) {
     }
     next.requests.set(id, request);
   }
+  next.ended = next.isNewPool || record.whole || (last.requests.size === 0 && next.requests.size > 0) ? []
+    : [...last.ended, ...[...last.requests.values()].filter(({id, sequences}) => sequences.size > 0 && !next.requests.has(id))];
+  next.ended.splice(0, next.ended.length - Math.max(0, kMaxTables - next.requests.size));
   if (record.cached || record.uncached) {
     next.cached = new Map(before.cached);
     for (const block of record.uncached ?? []) next.cached.delete(block);
@@ -129,6 +134,8 @@ function applyRecord(last, record) {
   next.step = next.steps.at(-1)?.index ?? (next.isNewPool ? -1 : before.step);
   return next;
 }
+
+const kMaxTables = 16;  // with more, those of requests that have ended are left out
 
 // Tokens that requests found again when they were resumed after a preemption. /metrics does not count them as prefix
 // hits.
@@ -194,8 +201,9 @@ const filledSlots = (place, blockSize) => Math.max(0, Math.min(blockSize, place.
 // ---- In one sentence ----
 
 // Control characters, and characters that turn the direction of text around, as their numbers.
-const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) => character === "\n" ? "↵" : character === "\t" ? "⇥"
-  : `‹${character.codePointAt(0).toString(16).toUpperCase()}›`).replaceAll(" ", "·");
+const legible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) => character === "\n" ? "↵" : character === "\t" ? "⇥"
+  : `‹${character.codePointAt(0).toString(16).toUpperCase()}›`);
+const visible = (text) => legible(text).replaceAll(" ", "·");
 const plain = (text) => text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 
 // Requests of a server have numbers and no names.
@@ -258,6 +266,9 @@ function sentenceOf(snapshot, target) {
   if (loser !== undefined) text += `. In this step request ${loser}, which was preempted, released it`;
   if (from) text += `. In this step it became the copy of block ${from[0]}, because a sequence wrote to a block that others share`;
   if (to.length) text += `. In this step it was copied to ${plural("block", to)}, for sequences that shared it and write something else`;
+  if (target.request !== undefined && !snapshot.requests.has(target.request)) {
+    text += `. It was logical block ${target.index} of request ${target.request}, which has ended`;
+  }
   if (happened.evicted.includes(block)) {
     text += `. In this step it was reused: its old text “${visible(happened.oldTexts.get(block).join("")).slice(0, 40)}” is no longer cached`;
   }
@@ -283,15 +294,14 @@ function draftSentence(drafts, position, first) {
 // What a step did, for the strip and the log.
 function storyOf(snapshot) {
   const {happened} = snapshot, story = [];
-  const ids = shortList;
-  if (happened.admitted.length) story.push(`admitted ${ids(happened.admitted)}`);
+  if (happened.admitted.length) story.push(`admitted ${plural("request", happened.admitted)}`);
   // All blocks were in tables, or fewer were left than the next tokens needed: a cached one would have been evicted.
   const few = "too few blocks were left, free or cached";
   if (happened.recomputed.length) {
-    story.push(`preempted ${ids(happened.recomputed)}: ${few}; ${happened.recomputed.length > 1 ? "they released theirs" : "it released its own"} (cached, until they are needed), and will be computed again`);
+    story.push(`preempted ${plural("request", happened.recomputed)}: ${few}; ${happened.recomputed.length > 1 ? "they released theirs" : "it released its own"} (cached, until they are needed), and will be computed again`);
   }
   if (happened.swapped_out.length) {
-    story.push(`swapped out ${ids(happened.swapped_out)}: ${few}; ${happened.swapped_out.length > 1 ? "theirs" : "its own"} were copied to the host's memory`);
+    story.push(`swapped out ${plural("request", happened.swapped_out)}: ${few}; ${happened.swapped_out.length > 1 ? "theirs" : "its own"} were copied to the host's memory`);
   }
   if (happened.copyOnWrites?.length) story.push(`copied on write: ${shortList(happened.copyOnWrites.map(([from, to]) => `block ${from} to ${to}`))}`);
   if (happened.found) story.push(`prefix found: ${happened.found} prompt tokens were cached, and were not computed`);
@@ -304,8 +314,8 @@ function storyOf(snapshot) {
   const numOut = moved(([, to]) => to >= snapshot.sizes.blocks), numIn = moved(([from]) => from >= snapshot.sizes.blocks);
   if (numOut && !happened.swapped_out.length) story.push(`${blocksOf(numOut)} copied to the host's memory`);
   if (numIn) story.push(`swapped in: ${blocksOf(numIn)} copied back from the host's memory`);
-  if (happened.evicted.length) story.push(`evicted block${happened.evicted.length === 1 ? "" : "s"} ${ids(happened.evicted)}`);
-  if (happened.ended.length) story.push(`ended ${ids(happened.ended)}`);
+  if (happened.evicted.length) story.push(`evicted ${plural("block", happened.evicted)}`);
+  if (happened.ended.length) story.push(`ended ${plural("request", happened.ended)}`);
   return story.join(" · ");
 }
 

@@ -92,9 +92,9 @@ class Timeline {
     this.onShow(this.shown);
   }
 
-  // Shows step after step until it has caught up with the server and nothing runs; then calls onEnd. Steps in which
-  // something happened are held for longer, the first two of each kind longest.
-  play(index = this.at ?? 0, onEnd = () => this.live()) {
+  // Shows step after step until it has caught up with the server and nothing runs, or until the next is not wanted; then
+  // calls onEnd. Steps in which something happened are held for longer, the first two of each kind longest.
+  play(index = this.at ?? 0, onEnd = () => this.live(), isWanted = () => true) {
     this.hold(index);
     const seen = new Map();
     const next = () => {
@@ -102,11 +102,9 @@ class Timeline {
       for (const name of events) seen.set(name, (seen.get(name) ?? 0) + 1);
       const isNew = events.some((name) => seen.get(name) <= 2);
       this.timer = setTimeout(() => {
-        if (this.at + 1 < this.snapshots.length) {
-          this.at += 1;
-        } else if (this.latest.requests.size === 0) {
-          return onEnd();
-        }
+        const following = this.snapshots[this.at + 1];
+        if (following && isWanted(following)) this.at += 1;
+        else if (following || this.latest.requests.size === 0) return onEnd();
         next();
         this.changed();
       }, this.pace * (isNew ? kEventMilliseconds : events.length ? kRepeatedMilliseconds : kStepMilliseconds));
@@ -165,18 +163,23 @@ class Timeline {
       context.fillStyle = theme.dim;
       context.fillText(name, kStripLeft - 6, kNameHeight + 6 + index * 12);
     });
-    const most = Math.max(8, ...bars.map((step) => step.prompt + step.decoded)), scale = (height - top - 2) / most;
-    context.fillStyle = theme.dim;
-    context.fillText(`${most} tokens`, kStripLeft - 6, top + 6);
-    context.fillStyle = theme.prompt;
-    context.fillText("▨ prompt", kStripLeft - 6, height - 18);
-    context.fillStyle = theme.accent;
-    context.fillText("■ decode", kStripLeft - 6, height - 7);
+    // A lane for each kind, on a scale of its own: a step may compute hundreds of tokens of prompts, and a few of replies.
+    const lane = Math.floor((height - top - 6) / 2), floor = top + 2 + lane;  // where prompts' bars stand
+    const largest = (count) => Math.max(4, ...bars.map(count)), mostPrompt = largest((step) => step.prompt), mostDecoded = largest((step) => step.decoded);
+    const promptScale = lane / mostPrompt, scale = lane / mostDecoded;
+    [["▨ prompt", mostPrompt, floor - lane / 2, theme.prompt], ["■ decode", mostDecoded, height - lane / 2, theme.accent]].forEach(([name, most, middle, color]) => {
+      context.fillStyle = color;
+      context.fillText(name, kStripLeft - 6, middle - 5);
+      context.fillStyle = theme.dim;
+      context.fillText(`up to ${most}`, kStripLeft - 6, middle + 7);
+    });
+    context.fillStyle = theme.line;
+    context.fillRect(kStripLeft, floor, width - kStripLeft, 1);
     this.drawNames(context, bars, height, part, theme);
     bars.forEach((step, index) => {
       // Events that the counters do not have, in other pools or after the step that is shown, are paler.
       context.globalAlpha = step.pool === shown.poolsSeen && step.number <= shown.number ? 1 : 0.35;
-      const x = kStripLeft + index * barWidth, prompt = step.prompt * scale, back = (step.drafts - step.accepted) * scale;
+      const x = kStripLeft + index * barWidth, prompt = step.prompt && Math.max(2, step.prompt * promptScale), back = (step.drafts - step.accepted) * scale;
       const decoded = step.decoded && Math.max(2, (step.decoded - step.drafts + step.accepted) * scale), base = decoded + back;
       if (step.number === shown.number && shown.steps.length) {
         context.fillStyle = theme.free;
@@ -197,10 +200,10 @@ class Timeline {
         context.strokeRect(x + 0.5, height - base + 0.5, barWidth - 2, Math.max(0, back - 1));
       }
       if (prompt) {
-        hatch(context, x, height - base - prompt, barWidth - 1, prompt, theme.prompt);
+        hatch(context, x, floor - prompt, barWidth - 1, prompt, theme.prompt);
         context.strokeStyle = theme.prompt;
         context.lineWidth = 1;
-        context.strokeRect(x + 0.5, height - base - prompt + 0.5, barWidth - 2, Math.max(0, prompt - 1));
+        context.strokeRect(x + 0.5, floor - prompt + 0.5, barWidth - 2, Math.max(0, prompt - 1));
       }
       context.fillStyle = theme.bad;
       context.save();

@@ -3,6 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 
+const kOverHeight = 28;  // of the line under the tables of requests that have ended
+
 // onPoint(sentence): what is pointed at has changed.
 class Views {
   constructor(onPoint) {
@@ -12,6 +14,7 @@ class Views {
     this.from = "pool";     // the view that it was chosen in
     this.isPinned = false;  // chosen by key, click or touch: leaving with the pointer keeps it
     this.ended = "";        // said where nothing runs any more
+    this.invitation = "";   // said where nothing has run
     this.frameTimes = [];   // of the last drawings, in milliseconds
     this.isDirty = false;
     this.theme = themeOf(document.body);
@@ -157,12 +160,19 @@ class Views {
     this.poolLayout = poolLayout(snapshot.sizes.blocks, pool.width, pool.height);
     drawPool(pool.context, snapshot, this.poolLayout, theme, {lit});
     const tables = sizedContext(this.tables);
-    let numSequences = 0;  // with many, seeing them all is worth more than reading them
+    let numSequences = 0;  // with many, a line of each block's text is enough
     for (const id of snapshot.running) numSequences += snapshot.requests.get(id).sequences.size;
-    this.tablesLayout = tablesLayout(snapshot, tables.width, $("texts").checked && numSequences <= 16);
-    $("tables-size").style.height = `${this.tablesLayout.height}px`;
+    this.tablesLayout = tablesLayout(snapshot, tables.width, $("texts").checked, kSlotWidth, numSequences > 16);
+    const isOver = snapshot.requests.size === 0 && this.tablesLayout.rows.length > 0;
+    $("tables-size").style.height = `${this.tablesLayout.height + (isOver ? kOverHeight : 0)}px`;
     drawTables(tables.context, snapshot, this.tablesLayout, this.scroll.scrollTop, tables.height, theme, {lit});
-    if (snapshot.requests.size === 0) this.drawNothing(tables);
+    if (this.tablesLayout.rows.length === 0) this.drawNothing(tables);
+    if (isOver) {
+      tables.context.fillStyle = theme.dim;
+      tables.context.font = "13px system-ui, sans-serif";
+      tables.context.textAlign = "left";
+      tables.context.fillText(this.ended, 0, this.tablesLayout.height - this.scroll.scrollTop + kOverHeight / 2, tables.width);
+    }
     const host = sizedContext($("host"));
     drawHost(host.context, snapshot, host.width, host.height, theme);
     const regions = sizedContext($("regions"));
@@ -175,7 +185,7 @@ class Views {
     context.font = "13px system-ui, sans-serif";
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const lines = [this.ended || "Nothing runs. Choose a scene above, or send a prompt.",
+    const lines = [this.ended || this.invitation,
                    "Each request then gets a row here: its logical blocks 0, 1, 2, … in order,",
                    "each with the physical block that holds it. That row is the block table."];
     lines.forEach((line, index) => context.fillText(line, width / 2, height / 2 + (index - 1) * 20, width - 10));
