@@ -318,8 +318,43 @@ Command& CommandLine::add(const std::string& name, const std::string& descriptio
   return commands_.emplace_back(Command(app));
 }
 
+// Each word in a line, with a tab and what it means behind it. None if a text, a number or a file's name follows.
+void CommandLine::print_next_words(std::span<const std::string> words) const {
+  const CLI::App* command = app_.get();
+  for (const Command& each : commands_) {
+    if (words.empty()) {
+      std::cout << each.app_.get_name() << '\t' << each.app_.get_description() << '\n';
+    } else if (words.front() == each.app_.get_name()) {
+      command = &each.app_;
+    }
+  }
+  const auto print_alternatives = [](const CLI::Option& option) {  // of a value "auto|fp8"
+    const std::string value = option.get_type_name();
+    std::istringstream alternatives(value.find('|') == std::string::npos ? "" : value);
+    for (std::string word; std::getline(alternatives, word, '|');) {
+      std::cout << word << '\n';
+    }
+  };
+  const CLI::Option* const last = words.empty() ? nullptr : command->get_option_no_throw(words.back());
+  if (last != nullptr && !last->get_type_name().empty()) {  // it takes a value
+    return print_alternatives(*last);
+  }
+  for (const CLI::Option* const option : command->get_options()) {
+    if (option->get_positional()) {
+      print_alternatives(*option);
+    }
+    for (const std::string& name : option->get_lnames()) {
+      std::cout << "--" << name << '\t' << option->get_description() << '\n';
+    }
+  }
+}
+
 int CommandLine::run(int argc, const char* const* argv) {
   constexpr int kUsageError = 2;
+  if (argc > 1 && std::string_view(argv[1]) == "--complete") {
+    print_next_words(std::vector<std::string>(argv + 2, argv + argc));
+    return 0;
+  }
   std::string who = app_->get_name();
   const auto refuse = [&](const std::string& problem) {
     std::cerr << who << ": " << problem << '\n' << "try '" << who << " --help'\n";

@@ -8,6 +8,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -102,9 +103,12 @@ class CommandLine {
 
   // Runs the command. Returns 0, or 2 after printing a usage error to stderr: program and command, the word as it was
   // typed, and what may have been meant. Without a command it lists them there. Does not catch what the command throws.
+  // "--complete WORD..." runs nothing: for the completions of shells, it prints what may follow these words.
   int run(int argc, const char* const* argv);
 
  private:
+  void print_next_words(std::span<const std::string> words) const;
+
   std::unique_ptr<CLI::App> app_;
   std::list<Command> commands_;  // a list, because add() returns references
 };

@@ -18,6 +18,13 @@ set(course_scene_common_stage8 base/hash math/sampling model/generation model/st
 function(course_add_site_widgets)
   set(folder ${PROJECT_BINARY_DIR}/site/widgets)
   set(widgets ${PROJECT_SOURCE_DIR}/common/site/widgets)
+  # The build looks into these folders anew each time, and configures again when em++ has come or gone.
+  cmake_path(CONVERT "$ENV{PATH}" TO_CMAKE_PATH_LIST places)
+  list(TRANSFORM places APPEND /em++)
+  file(GLOB places CONFIGURE_DEPENDS ${places})
+  if(NOT EXISTS "${COURSE_EMCXX}")
+    unset(COURSE_EMCXX CACHE)
+  endif()
   find_program(COURSE_EMCXX em++)
   mark_as_advanced(COURSE_EMCXX)
   if(NOT COURSE_EMCXX)

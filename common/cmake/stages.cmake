@@ -92,6 +92,7 @@ function(add_stage folder)
   set_target_properties(${stage} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
   target_link_libraries(${stage} PRIVATE ${stage}_lib course_warnings)
   course_precompile_eigen(${stage})
+  course_install(${stage})
 
   set_property(GLOBAL APPEND PROPERTY COURSE_STAGES ${number})
 endfunction()

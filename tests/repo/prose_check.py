@@ -3,7 +3,7 @@
 
 The code names in GLOSSARY.md's third column occur in the sources, no term of its first column is explained twice, and the
 words that a reader searches for are among them. No line outside tables and code is longer than 120
-characters.
+characters. The version is the same in CMakeLists.txt, CITATION.cff and at the top of CHANGELOG.md.
 """
 
 import pathlib
@@ -54,8 +54,16 @@ def long_lines(text):
             yield number, len(line)
 
 
+def versions():
+    for name, pattern in (("CMakeLists.txt", r"^project\(.* VERSION (\S+)"), ("CITATION.cff", r'^version: "(.*)"'),
+                          ("CHANGELOG.md", r"^## (\S+)")):
+        yield re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE).group(1)
+
+
 def main():
     problems = []
+    if len(set(versions())) > 1:
+        problems.append(f"CMakeLists.txt, CITATION.cff and CHANGELOG.md have the versions {', '.join(versions())}")
     glossary = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
     names = list(code_names(glossary))
     if len(names) < 30:

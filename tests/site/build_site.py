@@ -42,7 +42,7 @@ MAX_PAGE = 440_000  # bytes of a page with a whole diff; a longer one is cut at 
 MAX_CODE_LINES = 5000
 IS_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
 TEXT_SUFFIXES = (".h", ".cpp", ".cu", ".cuh", ".py", ".json", ".md", ".txt", ".patch", ".toml", ".sh", ".cmake", ".js", ".css",
-                 ".html", ".cfg", "")
+                 ".html", ".cfg", ".cff", "")
 STAGE_COMMAND = re.compile(r"stage_diff\.py (\d) (\d)")
 PICTURE_DARK = re.compile(r"@media \(prefers-color-scheme:dark\)\{\n(.*?)\n\}\n</style>", re.DOTALL)
 SYMBOLS = {"theme": '<svg viewBox="0 0 16 16" width="16" height="16" aria-hidden="true"><circle cx="8" cy="8" r="6.2" fill="none" '
@@ -83,8 +83,9 @@ def find_pages(root, stages):
         pages = [path.relative_to(root).as_posix() for path in stage_diff.lesson_pages(root / stage)]
         sources += pages + [path.relative_to(root).as_posix() for path in sorted((root / stage).rglob("*.md"))
                             if path.relative_to(root).as_posix() not in pages]
-    sources += [name for name in ("RESULTS.md", "GLOSSARY.md", "common/paged/KERNELS.md", "common/paged/PRODUCTS.md",
-                             "common/paged/FLOAT8.md", "common/model/tales/MODEL.md") if (root / name).exists()]
+    sources += [name for name in ("RESULTS.md", "GLOSSARY.md", "CHANGELOG.md", "CONTRIBUTING.md", "common/paged/KERNELS.md",
+                                 "common/paged/PRODUCTS.md", "common/paged/FLOAT8.md", "common/model/tales/MODEL.md")
+                if (root / name).exists()]
     pages = []
     for source in sources:
         path = pathlib.PurePosixPath(source)
