@@ -78,7 +78,9 @@ class UsageError(ExerciseError):
 # of that stage, which leaves gaps in other files than the first.
 #
 #   stage, about, optional     the folder; what is written, in a few words; what may be left out ("nothing.")
-#   run, shows                 a program of the build with its options, and lines that it prints once all is solved
+#   run, shows                 a program of the build with its options, and lines that it prints once all is solved; a line
+#                              may end in "…" where times follow
+#   before                     optional: lines that the stage before prints instead
 #   [[milestone]]              in the order in which they are written; numbered from 1
 #     title, minutes, task     what to do, in the lesson's words
 #     optional                 true: the milestone may be left out; said wherever it is named
@@ -126,6 +128,7 @@ class Exercise:
     optional: str
     run: str
     shows: list
+    before: list
     milestones: list
 
     def folder(self):
@@ -165,7 +168,7 @@ def read_exercise(path):
     number, name = match.groups()
     exercise = Exercise(name or number, int(number), take(table, "stage", str, where), take(table, "about", str, where),
                         take(table, "optional", str, where), take(table, "run", str, where),
-                        take(table, "shows", list, where), [])
+                        take(table, "shows", list, where), take(table, "before", list, where, []), [])
     for index, entry in enumerate(take(table, "milestone", list, where), start=1):
         at = f"{where}, milestone {index}"
         milestone = Milestone(index, take(entry, "title", str, at), take(entry, "minutes", int, at),
@@ -748,12 +751,25 @@ def make_folder(root, exercise, fresh):
         congratulate(exercise)
 
 
+def is_printed(line, output):
+    wanted = " ".join(line.split())
+    printed = [" ".join(other.split()) for other in output.split("\n")]
+    if wanted.endswith("…"):
+        return any(other.startswith(wanted.removesuffix("…").rstrip()) for other in printed)
+    return wanted in printed
+
+
 def congratulate(exercise):
     print(PAINT("All milestones are done.", "green") + f" Your stage {exercise.number} runs the course's model:")
-    print(f"    cmake --build {BUILD} --target stage{exercise.number} && {BUILD}/" + exercise.run.replace("\\\n", ""))
+    program = exercise.run.split()[0]
+    print(f"    cmake --build {BUILD} --target {program} && {BUILD}/" + exercise.run.replace("\\\n", ""))
     print("It should print")
     for line in exercise.shows:
         print(f"    {line}")
+    if exercise.before:
+        print(f"where stage {exercise.number - 1} prints")
+        for line in exercise.before:
+            print(f"    {line}")
     if "--virtual-clock" not in exercise.run:
         print("(and times several times as long as the lesson's: this build is made to compile fast and to check much)")
     print(f"All tests of the stage, some of which ask for more than the milestones: python3 tests/exercise.py "
@@ -849,7 +865,7 @@ def test_milestone(root, exercise, milestone, build, progress):
     missing = still_blank(root, exercise, milestone)
     if len(missing) > 1 and "TODO " in output:
         print(wrapped(f"Not written yet, {len(missing)} functions: {', '.join(missing)}", "  "))
-    if re.search(r"\bnan\b(?! was written)", " ".join(" ".join(essence(output)).split())):
+    if re.search(r"\bnan\b(?! was written)|\bcomputes NaN\b", " ".join(" ".join(essence(output)).split())):
         print(wrapped(NAN, "  "))
     if failed_at(output):
         after = "After this line" if NO_EXPRESSION in output else "Line"
@@ -1049,14 +1065,16 @@ class Checker:
         """What the finished stage prints, where the course's own programs are built."""
         problems = []
         for exercise in self.exercises:
-            words = shlex.split(exercise.run.replace("\\\n", " "))
-            program = self.root / "build" / words[0]
-            if not program.exists():
-                continue
-            _, output = run([program, *words[1:]], CHECK_TIMEOUT_SECONDS, {"CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"})
-            squeezed = [" ".join(line.split()) for line in output.split("\n")]
-            problems += [f"{exercise.name}: build/{exercise.run} does not print '{line}'" for line in exercise.shows
-                         if " ".join(line.split()) not in squeezed]
+            now = exercise.run.replace("\\\n", " ")
+            before = now.replace(f"stage{exercise.number}", f"stage{exercise.number - 1}", 1)
+            for command, lines in ((now, exercise.shows), (before, exercise.before)):
+                program, *options = shlex.split(command)
+                if not lines or not (self.root / "build" / program).exists():
+                    continue
+                _, output = run([self.root / "build" / program, *options], CHECK_TIMEOUT_SECONDS,
+                                {"CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"})
+                problems += [f"{exercise.name}: build/{command} does not print '{line}'" for line in lines
+                             if not is_printed(line, output)]
         return problems
 
     def levels(self):

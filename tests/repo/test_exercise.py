@@ -196,7 +196,7 @@ int sum(int a, int b) const noexcept { return a + b; }
     def test_a_todo_is_indented_as_its_function_whatever_its_signature(self):
         milestone = exercise.Milestone(1, "t", 1, "t", ["*"], {}, [exercise.Blank("sum.cpp", "sum", "", "add.")])
         text = exercise.blank_text('#include "sum.h"\n\nint sum(int a,\n        int b) {\n  return a + b;\n}\n', "sum.cpp",
-                                   exercise.Exercise("2", 2, "stage2", "a", "nothing.", "run", ["shown"], [milestone]))
+                                   exercise.Exercise("2", 2, "stage2", "a", "nothing.", "run", ["shown"], [], [milestone]))
         self.assertIn('        int b) {\n  TODO(1, "sum: add.");\n}\n', text)
 
     def test_what_is_copied(self):
@@ -354,7 +354,8 @@ class Commands(Course):
             def run_case(self, *_): return False, f"a.cpp:3: FAILED:\n  {message}\n\n"
 
         self.succeed("2")
-        for message, is_explained in (("3 of 4 differ: nan", True), ("it must stay as it was; nan was\nwritten", False)):
+        for message, is_explained in (("3 of 4 differ: nan", True), ("the model computes NaN as logit 0", True),
+                                      ("it must stay as it was; nan was\nwritten", False), ("the rest holds NaN", False)):
             output = io.StringIO()
             with contextlib.redirect_stdout(output):
                 exercise.test_milestone(self.root, self.exercise(), self.exercise().milestones[0], Build(), {"passed": [], "red": []})
@@ -540,6 +541,38 @@ FAILED: x.o
             self.assertEqual(exercise.test_cases(path), ['one, "quoted"', "two parts"])
 
 
+class Reward(Course):
+    """What the finished stage prints, and the stage before."""
+
+    def setUp(self):
+        super().setUp()
+        for stage, total in ((1, 6), (2, 11)):
+            self.write(f"build/stage{stage}", f"#!/bin/sh\necho '|  total |  {total} | '$1' | 3.5 ms |'\n")
+            (self.root / f"build/stage{stage}").chmod(0o755)
+
+    def problems(self, lines):
+        self.edit('shows = ["sum 3"]\n', lines)
+        return exercise.Checker(self.root, [self.exercise()], 1).check_shows()
+
+    def test_lines_are_compared_with_what_both_stages_print(self):
+        good = 'shows = ["| total | 11 | sum | …"]\nbefore = ["| total | 6 | sum | 3.5 ms |"]\n'
+        self.assertEqual(self.problems(good), [])
+        self.assertEqual(self.problems(good.replace("11", "6")),
+                         ["2: build/stage2 sum does not print '| total | 6 | sum | …'"])
+        self.assertEqual(self.problems(good.replace("6", "11")),
+                         ["2: build/stage1 sum does not print '| total | 11 | sum | 3.5 ms |'"])
+        self.assertEqual(len(self.problems(good.replace(" | …", ""))), 1)
+
+    def test_both_are_said_when_all_is_done(self):
+        self.edit('shows = ["sum 3"]\n', 'shows = ["sum 3"]\nbefore = ["sum 2"]\n')
+        self.assertEqual(self.exercise().before, ["sum 2"])
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exercise.congratulate(self.exercise())
+        self.assertIn("build-exercise --target stage2 && build-exercise/stage2 sum\nIt should print\n    sum 3\n"
+                      "where stage 1 prints\n    sum 2\n", out.getvalue())
+
+
 class OfOneStage(Course):
     """A second exercise of a stage, with a name of its own."""
 
@@ -602,7 +635,7 @@ class Selection(unittest.TestCase):
 
     def select(self, *tests):
         milestone = exercise.Milestone(1, "t", 1, "t", list(tests), {}, [])
-        return self.build.select(exercise.Exercise("2", 2, "stage2_x", "", "", "", [], [milestone]), milestone)
+        return self.build.select(exercise.Exercise("2", 2, "stage2_x", "", "", "", [], [], [milestone]), milestone)
 
     def test_by_name_by_beginning_and_by_program(self):
         self.assertEqual(self.select("manager: a"), [("paged_stage2", "manager: a")])

@@ -475,6 +475,12 @@ TEST_CASE("engine: append takes blocks as it needs them, and refuses without a t
   CHECK(engine.append(0, all.first(5)).has_value());
   CHECK(engine.manager().length(0) == 5);
   CHECK(engine.manager().block_table(0).size() == 2);
+  {
+    INFO("a pass that throws, here for a token that is not in the vocabulary, has committed nothing");
+    const Token unknown = small_model().config().vocab_size;
+    CHECK_THROWS(engine.append(0, {&unknown, 1}));
+    CHECK(engine.manager().length(0) == 5);
+  }
   const Snapshot before = take_snapshot(engine.manager());
   CHECK_FALSE(engine.append(0, all.first(4)).has_value());  // three slots are left in its second block
   CHECK_FALSE(engine.append(1, all.first(5)).has_value());

@@ -2,6 +2,7 @@
 // sequences hold the blocks. For stages 5 and later.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -120,6 +121,26 @@ inline std::string to_string(const State& state) {
   return result;
 }
 
+// The parts of a printed state, between semicolons, that the other one does not have: most stand in both.
+inline std::string parts_missing_in(const std::string& state, const std::string& other) {
+  const auto parts = [](const std::string& text) {
+    std::vector<std::string> result;
+    for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end + 2) {
+      end = std::min(text.find("; ", begin), text.size());
+      result.push_back(text.substr(begin, end - begin));
+    }
+    return result;
+  };
+  const std::vector<std::string> others = parts(other);
+  std::string result;
+  for (const std::string& part : parts(state)) {
+    if (std::find(others.begin(), others.end(), part) == others.end()) {
+      result += (result.empty() ? "" : "; ") + part;
+    }
+  }
+  return result;
+}
+
 // What a failed comparison of two states prints.
 inline std::ostream& operator<<(std::ostream& out, const State& state) { return out << to_string(state); }
 
@@ -167,8 +188,9 @@ inline int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_
     if (!decoding.step()) {
       num_refused += 1;
       if (!(state_of(engine, decoding) == before)) {
-        problem = "a refused step changed something: " + to_string(before) + ", then " +
-                  to_string(state_of(engine, decoding));
+        const std::string then = to_string(state_of(engine, decoding));
+        problem = "a refused step changed something: " + parts_missing_in(to_string(before), then) + " became " +
+                  parts_missing_in(then, to_string(before));
       } else if (!engine.manager().pending_copies().empty()) {
         problem = "a refused step planned a copy";
 #if STAGE_NUMBER < 8

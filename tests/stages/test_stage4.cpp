@@ -147,8 +147,8 @@ TEST_CASE("bytes of a slot count kv heads, not query heads") {
     // K and V, layers, kv heads, head_dim, bytes of a float
     CHECK(cache_shape(shape, 1).bytes_per_slot() == std::int64_t{2} * shape.num_kv_heads * shape.head_dim * 4);
   }
-  // The bundled model's shape: 4 layers, 12 query heads on 3 kv heads of 32 dimensions, 3 KiB a token.
-  CHECK(cache_shape({12, 3, 32, 4}, 1).bytes_per_slot() == 3072);
+  // The bundled model's shape: 6 layers, 8 query heads on 2 kv heads of 32 dimensions, 3 KiB a token.
+  CHECK(cache_shape({8, 2, 32, 6}, 1).bytes_per_slot() == 3072);
 }
 
 TEST_CASE("query head h reads kv head h / group") {
