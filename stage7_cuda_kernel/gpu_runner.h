@@ -33,7 +33,6 @@ class GpuRunner : public Runner {
   void copy_blocks(std::span<const BlockCopy> copies) override;
   StepId enqueue(const RaggedBatch& batch) override;
   StepResult wait(StepId step) override;
-  std::optional<ReadLimit> read_limit() override;
 
   // For tests: K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
   common::Matrix keys(int layer, std::span<const int> slots);

@@ -9,6 +9,7 @@
 
 #include "common/app/block_map.h"
 #include "common/app/cli.h"
+#include "common/app/gpu_types.h"
 #include "common/app/rounds.h"
 #include "common/app/shell.h"
 #include "common/app/table.h"
@@ -23,6 +24,7 @@
 #include "demo/scene.h"
 #include "engine.h"
 #include "kv_cache.h"
+#include "make_runner.h"
 
 namespace stage7 {
 namespace {
@@ -110,15 +112,7 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
   command.choice("--device", options.gpu.device,
                  {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}},
                  "cpu, gpu, or auto: the GPU if there is one");
-  command.choice("--precision", options.gpu.precision, {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}},
-                 "fp32 (every stage's text) or, on a GPU, bf16");
-  command.choice("--kv-cache", options.gpu.kv_cache, {{"auto", KvCacheType::kAuto}, {"fp8", KvCacheType::kFloat8}},
-                 "auto (K and V as --precision has them) or, with bf16, fp8");
-  command.choice("--weights", options.gpu.weights, {{"auto", WeightType::kAuto}, {"fp8", WeightType::kFloat8}},
-                 "auto (as --precision has them) or, with bf16, fp8");
-  command.choice("--activations", options.gpu.activations,
-                 {{"auto", ActivationType::kAuto}, {"fp8", ActivationType::kFloat8}},
-                 "what --weights fp8 are multiplied with: auto (bf16) or, in steps of many tokens, fp8");
+  common::add_type_options(command, options.gpu.types);
 }
 
 // One sequence with random K and V, for `bench --attention`.
@@ -174,10 +168,7 @@ int run(int argc, char** argv) {
       common::Completion completion;
       return engine->next(0, {&token, 1}, {}, completion);
     };
-    if (const std::optional<ReadLimit> limit = engine->runner().read_limit()) {
-      target.weight_bytes_per_token = limit->weight_bytes_per_token;
-      target.read_bandwidth = limit->bytes_per_second;
-    }
+    target.read_limit = [&] { return read_limit(session.model, options, engine->cache()); };
     return target;
   };
   const auto block_attention = [&](const common::AttentionShape& shape) {

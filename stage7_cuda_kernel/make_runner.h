@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
+#include "common/base/machine.h"
 #include "common/model/llama.h"
 #include "engine_options.h"
 #include "runner.h"
@@ -13,5 +15,9 @@ namespace stage7 {
 // stderr if there is no GPU or its kernels do not support the shape. Throws InputError if the options can't be met, or
 // if the memory is too small. The model must outlive the runner.
 std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options);
+
+// What a runner with these options can read on a GPU, measured. Empty if it is on the CPU.
+std::optional<common::ReadLimit> read_limit(const common::Llama& model, const EngineOptions& options,
+                                            const CacheSize& cache);
 
 }  // namespace

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,12 +32,6 @@ struct StepId {
   std::uint64_t value = 0;
 };
 
-// The limit of decoding's speed: each step reads all weights, and K and V.
-struct ReadLimit {
-  std::int64_t weight_bytes_per_token = 0;
-  double bytes_per_second = 0.0;  // measured, for the memory that has weights and cache
-};
-
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -55,9 +48,6 @@ class Runner {
   // Waits until the step is computed, and returns its result. Throws if the step has failed, and if its result is no
   // longer kept: the last step's is.
   virtual StepResult wait(StepId step) = 0;
-
-  // Measures the limit. Returns nothing on a CPU, where it is the host's.
-  virtual std::optional<ReadLimit> read_limit() { return std::nullopt; }
 };
 
 }  // namespace

@@ -95,6 +95,7 @@ class Engine {
   // Why the request can never be served; empty if it can.
   virtual std::string rejection(const GenerationRequest& generation) const;
 
+  const common::Llama& model() const { return model_; }
   const EngineOptions& options() const { return options_; }  // with num_slots filled in
   // Max tokens of a prompt and its reply together.
   int context_length() const;

@@ -12,24 +12,12 @@ namespace stage8 {
 
 enum class Device { kAuto, kCpu, kGpu };
 using common::AllReduce;
-// The type of weights, activations, K and V. Sums are always float32. float32 gives the text of all other stages;
-// bfloat16 reads half the bytes.
-using common::Precision;
-// The type of the layers' weights: the precision's, or float8 (e4m3 with a scale for each row), which reads fewer
-// bytes.
-using common::WeightType;
-// What float8 weights are multiplied with: activations in bfloat16, or in steps of many tokens float8 too.
-using common::ActivationType;
-// The type of K and V in the pages: the precision's, or float8 (e4m3 with a scale for each token and head), which needs
-// bfloat16.
-enum class KvCacheType { kAuto, kFloat8 };
 
 struct GpuOptions {
   Device device = Device::kAuto;  // kAuto: the GPU if there is one, else the CPU, with a note on stderr
-  Precision precision = Precision::kFloat32;
-  KvCacheType kv_cache = KvCacheType::kAuto;
-  WeightType weights = WeightType::kAuto;
-  ActivationType activations = ActivationType::kAuto;
+  // Of weights, activations, K and V. Sums are always float32. float32 gives the text of all other stages; bfloat16
+  // reads half the bytes.
+  common::GpuTypes types = {};
   int tensor_parallel = 1;  // how many GPUs compute the model together, each with a part of every matrix
   AllReduce all_reduce = AllReduce::kNccl;
 };

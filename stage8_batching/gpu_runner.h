@@ -51,7 +51,6 @@ class GpuRunner : public Runner {
   StepResult wait(StepId step) override;
   bool is_asynchronous() const override { return true; }
   void warm_up(int max_tokens, int max_sequences) override;
-  std::optional<ReadLimit> read_limit() override;
 
   // For tests: the logits of the last step, even if it has drawn tokens from them.
   common::Matrix logits();

@@ -14,6 +14,7 @@
 #include "cache_size.h"
 #include "common/app/block_map.h"
 #include "common/app/cli.h"
+#include "common/app/gpu_types.h"
 #include "common/app/shell.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
@@ -133,15 +134,7 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
   command.choice("--device", options.gpu.device,
                  {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}},
                  "cpu, gpu, or auto: the GPU if there is one");
-  command.choice("--precision", options.gpu.precision, {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}},
-                 "fp32 (every stage's text) or, on a GPU, bf16");
-  command.choice("--kv-cache", options.gpu.kv_cache, {{"auto", KvCacheType::kAuto}, {"fp8", KvCacheType::kFloat8}},
-                 "auto (K and V as --precision has them) or, with bf16, fp8");
-  command.choice("--weights", options.gpu.weights, {{"auto", WeightType::kAuto}, {"fp8", WeightType::kFloat8}},
-                 "auto (as --precision has them) or, with bf16, fp8");
-  command.choice("--activations", options.gpu.activations,
-                 {{"auto", ActivationType::kAuto}, {"fp8", ActivationType::kFloat8}},
-                 "what --weights fp8 are multiplied with: auto (bf16) or, in steps of many tokens, fp8");
+  common::add_type_options(command, options.gpu.types);
   command.option("--tensor-parallel", options.gpu.tensor_parallel, {1, 64},
                  "GPUs that compute the model together, each with a part of every matrix");
   command.choice("--all-reduce", options.gpu.all_reduce, {{"nccl", AllReduce::kNccl}, {"peer", AllReduce::kPeer}},
@@ -212,10 +205,7 @@ int run(int argc, char** argv) {
       return !is_rejected;
     };
     target.kv_bytes_per_token = engine->cache().bytes_per_slot;
-    if (const std::optional<ReadLimit> limit = engine->runner().read_limit()) {
-      target.weight_bytes_per_token = limit->weight_bytes_per_token;
-      target.read_bandwidth = limit->bytes_per_second;
-    }
+    target.read_limit = [&] { return read_limit(session.model, options, engine->cache()); };
     return target;
   };
   const auto block_attention = [&](const common::AttentionShape& shape) {

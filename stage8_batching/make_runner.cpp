@@ -3,11 +3,13 @@
 #include <optional>
 #include <string>
 
+#include "common/app/gpu_types.h"
 #include "common/app/notes.h"
 #include "common/base/check.h"
 #include "cpu_runner.h"
 #include "kv_cache.h"
 #ifdef COURSE_CUDA
+#include "common/cuda/model/read_limit.h"
 #include "common/cuda/runtime/device.h"
 #include "gpu_runner.h"
 #include "kernels/kernels.h"
@@ -52,9 +54,9 @@ struct KernelChoice {
 KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
                             [[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]] const GpuOptions& options) {
 #ifdef COURSE_PRODUCTION
-  if (options.precision != Precision::kFloat32) {
+  if (options.types.precision != common::Precision::kFloat32) {
     const std::string reason = GpuRunner::unsupported(common::kProductionKernels, config, shape, options);
-    if (reason.empty() || options.kv_cache == KvCacheType::kFloat8) {
+    if (reason.empty() || !GpuRunner::unsupported(kPlainKernels, config, shape, options).empty()) {
       return {.kernels = common::kProductionKernels, .note = {}};
     }
     return {.note = ", with the plain kernels: " + reason};
@@ -67,24 +69,14 @@ KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
 // Why no GPU can be used; empty if one can.
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
                      const GpuOptions& options) {
-  const bool is_float8 = options.kv_cache == KvCacheType::kFloat8;
   if (options.device == Device::kCpu && options.tensor_parallel > 1) {
     return "--tensor-parallel is for GPUs";
   }
-  if (options.device == Device::kCpu && options.weights == WeightType::kFloat8) {
-    return "the CPU reads weights as the file has them, not in float8";
-  }
   if (options.device == Device::kCpu) {
-    return is_float8 ? "the CPU stores K and V in float32 only" : "the CPU computes in float32 only";
+    return "the CPU computes in float32 only";
   }
-  if (is_float8 && options.precision != Precision::kBFloat16) {
-    return "K and V in float8 need --precision bf16: their kernels multiply them with queries of 16 bits";
-  }
-  if (options.weights == WeightType::kFloat8 && options.precision != Precision::kBFloat16) {
-    return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
-  }
-  if (options.activations == ActivationType::kFloat8 && options.weights != WeightType::kFloat8) {
-    return "activations in float8 need --weights fp8: the library multiplies float8 by float8";
+  if (const std::string reason = common::contradiction(options.types); !reason.empty()) {
+    return reason;
   }
 #ifdef COURSE_CUDA
   const common::PagedKernels& kernels = choose_kernels(config, shape, options).kernels;
@@ -118,11 +110,7 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
   const bool is_parallel = gpu.tensor_parallel > 1;
   const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
   common::print_note("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
-                     common::device_limits().name +
-                     (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-                     (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-                     (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") +
-                     (gpu.activations == ActivationType::kFloat8 ? ", activations too" : "") + choice.note);
+                     common::device_limits().name + " in " + common::to_string(gpu.types) + choice.note);
   std::optional<MemoryShare> share;
   if (!options.num_slots.has_value()) {
     share = memory_share(model.config(), options);
@@ -142,9 +130,7 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
   const KvCacheShape shape = cache_shape(model.config(), options);
   const GpuOptions& gpu = options.gpu;
   // Whether the options ask for nothing that only a GPU has.
-  const bool is_exact = gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto &&
-                        gpu.weights == WeightType::kAuto && gpu.activations == ActivationType::kAuto &&
-                        gpu.tensor_parallel == 1;
+  const bool is_exact = gpu.types.is_exact() && gpu.tensor_parallel == 1;
   if (gpu.device == Device::kCpu && is_exact) {
     return make_cpu_runner(model, options, shape);
   }
@@ -169,6 +155,18 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
     common::print_note(note(runner->cache()));
   }
   return runner;
+}
+
+std::optional<common::ReadLimit> read_limit([[maybe_unused]] const common::Llama& model,
+                                            [[maybe_unused]] const EngineOptions& options,
+                                            [[maybe_unused]] const CacheSize& cache) {
+#ifdef COURSE_CUDA
+  const GpuOptions& gpu = options.gpu;
+  if (gpu.device != Device::kCpu && obstacle(model.config(), cache_shape(model.config(), options), gpu).empty()) {
+    return common::device_read_limit(model.config(), gpu.types, cache.bytes_per_slot, gpu.tensor_parallel);
+  }
+#endif
+  return std::nullopt;
 }
 
 }  // namespace

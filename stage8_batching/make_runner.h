@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
+#include "common/base/machine.h"
 #include "common/model/llama.h"
 #include "engine_options.h"
 #include "runner.h"
@@ -14,5 +16,9 @@ namespace stage8 {
 // if the memory is too small. The model must outlive the runner.
 // Prints the cache's size on stderr if the options do not have it.
 std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options);
+
+// What a runner with these options can read on a GPU, measured. Empty if it is on the CPU.
+std::optional<common::ReadLimit> read_limit(const common::Llama& model, const EngineOptions& options,
+                                            const CacheSize& cache);
 
 }  // namespace

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,12 +24,6 @@ struct StepResult {
 // A step that has been enqueued. No two steps of a runner have the same.
 struct StepId {
   std::uint64_t value = 0;
-};
-
-// The limit of decoding's speed: each step reads all weights, and K and V.
-struct ReadLimit {
-  std::int64_t weight_bytes_per_token = 0;
-  double bytes_per_second = 0.0;  // measured, for the memory that has weights and cache
 };
 
 class Runner {
@@ -57,9 +50,6 @@ class Runner {
   // Does in advance all work that is slow the first time, for chunks of up to max_tokens tokens and steps of up to
   // max_sequences sequences with one token each. Leaves K and V unchanged.
   virtual void warm_up(int /*max_tokens*/, int /*max_sequences*/) {}
-
-  // Measures the limit. Returns nothing on a CPU, where it is the host's.
-  virtual std::optional<ReadLimit> read_limit() { return std::nullopt; }
 };
 
 }  // namespace

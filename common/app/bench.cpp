@@ -9,7 +9,6 @@
 #include "common/app/progress.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
-#include "common/base/machine.h"
 #include "common/base/parallel.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
@@ -93,9 +92,9 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
   progress.clear();
 
   const std::int64_t peak_bytes = peak_resident_bytes();  // before the next line allocates its buffer
-  const double bandwidth = target.read_bandwidth > 0.0 ? target.read_bandwidth : measure_read_bandwidth(num_threads());
-  const auto weight_bytes = static_cast<double>(target.weight_bytes_per_token > 0 ? target.weight_bytes_per_token
-                                                                                  : model.weight_bytes_per_token());
+  const std::optional<ReadLimit> limit = target.read_limit ? target.read_limit() : std::nullopt;
+  const double bandwidth = limit ? limit->bytes_per_second : measure_read_bandwidth(num_threads());
+  const auto weight_bytes = static_cast<double>(limit ? limit->weight_bytes : model.weight_bytes_per_token());
   const double mean_context = prompt_tokens + (new_tokens + 1) / 2.0;
   const double kv_bytes = mean_context * static_cast<double>(target.kv_bytes_per_token);
   const double decode_rate = new_tokens / decode_seconds;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "common/base/machine.h"
 #include "common/base/tensor.h"
 #include "common/model/llama.h"
 
@@ -20,8 +21,8 @@ struct BenchTarget {
   std::int64_t kv_bytes_per_token = 0;
   // Appends one token and returns the most likely next one, where that is cheaper than to return all logits.
   std::function<std::optional<Token>(Token)> decode = nullptr;
-  std::int64_t weight_bytes_per_token = 0;  // 0: Llama::weight_bytes_per_token()
-  double read_bandwidth = 0.0;  // bytes per second of the memory with weights and cache; 0: measure the host's
+  // Measures what a GPU can read; null or empty: weights and cache are in the host's memory.
+  std::function<std::optional<ReadLimit>()> read_limit = nullptr;
   // In place of start and append: serves a request, and calls back for each of its num_tokens tokens; false if the
   // cache is too small. No call finds anything of an earlier one in the cache.
   std::function<bool(std::span<const Token> prompt, int num_tokens, const std::function<void()>& on_token)> serve =

@@ -1,9 +1,11 @@
 // What pages hold, and their sizes. Plain C++: including it needs no CUDA toolkit.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "common/cuda/host_device.h"
+#include "common/cuda/precision.h"
 
 namespace common {
 
@@ -12,6 +14,13 @@ enum class ScalarType { kFloat32, kBFloat16, kFloat8 };
 
 COURSE_HOST_DEVICE constexpr int bytes_of(ScalarType type) {
   return type == ScalarType::kFloat32 ? 4 : type == ScalarType::kBFloat16 ? 2 : 1;
+}
+
+// What pages hold for a user's choice.
+constexpr ScalarType page_type(const GpuTypes& types) {
+  return types.kv_cache == KvCacheType::kFloat8   ? ScalarType::kFloat8
+         : types.precision == Precision::kFloat32 ? ScalarType::kFloat32
+                                                  : ScalarType::kBFloat16;
 }
 
 // The type of queries, outputs, and rows of K and V before they are stored in pages of this type.
@@ -36,6 +45,9 @@ struct PageShape {
   }
   std::int64_t elements_per_block() const { return std::int64_t{num_kv_heads} * block_size * elements_per_row(); }
   std::int64_t elements() const { return num_blocks * elements_per_block(); }
+  // One layer's arrays.
+  std::size_t keys_bytes() const { return static_cast<std::size_t>(elements() * bytes_of(type)); }
+  std::size_t values_bytes() const { return is_paired() ? 0 : keys_bytes(); }
   // One layer's K and V of a block.
   std::int64_t bytes_per_block() const { return (is_paired() ? 1 : 2) * elements_per_block() * bytes_of(type); }
 };

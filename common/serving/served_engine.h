@@ -78,13 +78,6 @@ struct EngineDescription {
   int max_drafts = 0;       // that a request may ask for, in each step
 };
 
-// What bounds the speed of decoding: each step reads all weights, and K and V of the tokens before.
-struct ReadLimit {
-  std::int64_t weight_bytes = 0;
-  std::int64_t bytes_per_slot = 0;
-  double bytes_per_second = 0.0;  // the memory's speed
-};
-
 // The current state, in numbers that take no time to collect.
 struct EngineStatus {
   int num_running = 0;

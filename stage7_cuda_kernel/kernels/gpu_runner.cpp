@@ -14,7 +14,6 @@
 #include "common/cuda/model/cuda_llama.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
-#include "common/cuda/runtime/timing.h"
 #include "kernels.h"
 #include "step_inputs.h"
 
@@ -24,18 +23,16 @@ namespace {
 using common::DeviceArray;
 
 PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
-  const ScalarType type = options.precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
   return {.num_blocks = shape.num_blocks,
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
-          .type = options.kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
+          .type = common::page_type(options.types)};
 }
 
 common::CudaLlama device_model(const common::Llama& model, const GpuOptions& options, int chunk_size) {
-  return model.is_synthetic()
-             ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights, options.activations)
-             : common::CudaLlama(model, options.precision, chunk_size, options.weights, options.activations);
+  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, options.types, chunk_size)
+                              : common::CudaLlama(model, options.types, chunk_size);
 }
 
 }  // namespace
@@ -47,19 +44,16 @@ struct GpuRunner::Impl {
         shape(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
         cache_size{cache_shape.num_blocks, shape.block_size, num_layers * shape.bytes_per_block() / shape.block_size},
-        layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         model(device_model(llama, options, chunk_size)),
-        keys(layer_bytes * static_cast<std::size_t>(num_layers)),
-        values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
+        keys(shape.keys_bytes() * static_cast<std::size_t>(num_layers)),
+        values(shape.values_bytes() * static_cast<std::size_t>(num_layers)),
         inputs(chunk_size, std::min(cache_shape.num_blocks,
                                     (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
         workspace(kernels.workspace_bytes(shape, step(chunk_size))),
         logits(static_cast<std::size_t>(llama.config().vocab_size)) {
     // These bytes are NaN in every type, so that a read of a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
-    if (!shape.is_paired()) {
-      CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
-    }
+    CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
   }
 
   // The next tokens of the one sequence.
@@ -77,19 +71,17 @@ struct GpuRunner::Impl {
   }
 
   Pages pages(int layer) const {
-    const std::size_t first = layer_bytes * static_cast<std::size_t>(layer);
-    return {static_cast<std::byte*>(keys.data()) + first,
-            shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
+    const auto index = static_cast<std::size_t>(layer);
+    return {static_cast<std::byte*>(keys.data()) + shape.keys_bytes() * index,
+            static_cast<std::byte*>(values.data()) + shape.values_bytes() * index, shape};
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
-  double read_bandwidth() const;  // the device memory's, in bytes per second
 
   const PagedKernels& kernels;
   PageShape shape;
   int num_layers;
   CacheSize cache_size;
-  std::size_t layer_bytes;
   common::Stream stream;
   common::CudaLlama model;
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
@@ -108,7 +100,7 @@ struct GpuRunner::Impl {
 
 std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                    const KvCacheShape& shape, const GpuOptions& options) {
-  const std::string reason = common::CudaLlama::unsupported(config, options.weights, options.activations);
+  const std::string reason = common::CudaLlama::unsupported(config, options.types);
   return reason.empty() ? kernels.unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
@@ -202,20 +194,6 @@ common::Matrix GpuRunner::keys(int layer, std::span<const int> slots) { return i
 
 common::Matrix GpuRunner::values(int layer, std::span<const int> slots) {
   return impl_->read_back(layer, slots, false);
-}
-
-std::optional<ReadLimit> GpuRunner::read_limit() {
-  return ReadLimit{impl_->model.weight_bytes_per_token(), impl_->read_bandwidth()};
-}
-
-double GpuRunner::Impl::read_bandwidth() const {
-  constexpr std::size_t kBytes = std::size_t{1} << 31;  // far more than the L2 cache
-  if (keys.bytes() >= kBytes) {
-    return 1e9 * common::read_ceiling(stream, keys.data(), kBytes);
-  }
-  const common::DeviceMemory memory(kBytes);
-  CUDA_CHECK(cudaMemset(memory.data(), 0, memory.bytes()));
-  return 1e9 * common::read_ceiling(stream, memory.data(), memory.bytes());
 }
 
 common::Matrix GpuRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {

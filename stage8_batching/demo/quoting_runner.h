@@ -30,7 +30,6 @@ class QuotingRunner : public Runner {
   StepResult wait(StepId step) override;
   bool is_asynchronous() const override { return inner_->is_asynchronous(); }
   void warm_up(int max_tokens, int max_sequences) override { inner_->warm_up(max_tokens, max_sequences); }
-  std::optional<ReadLimit> read_limit() override { return inner_->read_limit(); }
 
  private:
   common::Token token_at(int position) const { return quoted_[static_cast<std::size_t>(position) % quoted_.size()]; }

@@ -219,7 +219,7 @@ void print_texts(Engine& engine, const std::vector<Workload>& workloads, const S
         }
         // In 16 bits, tokens whose logits differ by rounding may change places.
         is_different = is_different || texts[0] != texts[1];
-        if (is_different && options.engine.gpu.precision == Precision::kFloat32) {
+        if (is_different && options.engine.gpu.types.is_exact()) {
           throw std::runtime_error("a text with drafts differs from the one without");
         }
       }

@@ -17,7 +17,6 @@
 #include "common/cuda/model/cuda_llama.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
-#include "common/cuda/runtime/timing.h"
 #include "host_pages.h"
 #include "kernels.h"
 #include "step_buffers.h"
@@ -31,20 +30,17 @@ using common::DeviceArray;
 
 // The shape without the number of blocks.
 PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
-  const ScalarType type = options.precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
   return {.num_blocks = 1,
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
-          .type = options.kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
+          .type = common::page_type(options.types)};
 }
 
 common::CudaLlama device_model(const common::Llama& model, const GpuOptions& options, int chunk_size,
                                common::Communicator* peers) {
-  return model.is_synthetic()
-             ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights, options.activations,
-                                 peers)
-             : common::CudaLlama(model, options.precision, chunk_size, options.weights, options.activations, peers);
+  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, options.types, chunk_size, peers)
+                              : common::CudaLlama(model, options.types, chunk_size, peers);
 }
 
 std::size_t logits_size(int max_rows, int vocab_size) {
@@ -79,15 +75,12 @@ struct GpuRunner::Impl {
                              : std::make_unique<HostSampler>(llama.config().vocab_size)),
         cache_size(sized(cache_shape, share, peers)),
         shape(with_blocks(block, cache_size.num_blocks)),
-        layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
-        keys(layer_bytes * static_cast<std::size_t>(num_layers)),
-        values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
+        keys(shape.keys_bytes() * static_cast<std::size_t>(num_layers)),
+        values(shape.values_bytes() * static_cast<std::size_t>(num_layers)),
         host(shape, num_layers, cache_size.num_host_blocks) {
     // These bytes are NaN in every type, so that a read of a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
-    if (!shape.is_paired()) {
-      CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
-    }
+    CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
   }
 
   // To be called when everything else is allocated: the share is a part of the memory that is still free.
@@ -123,13 +116,12 @@ struct GpuRunner::Impl {
   }
 
   Pages pages(int layer) const {
-    const std::size_t first = layer_bytes * static_cast<std::size_t>(layer);
-    return {static_cast<std::byte*>(keys.data()) + first,
-            shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
+    const auto index = static_cast<std::size_t>(layer);
+    return {static_cast<std::byte*>(keys.data()) + shape.keys_bytes() * index,
+            static_cast<std::byte*>(values.data()) + shape.values_bytes() * index, shape};
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
-  double read_bandwidth() const;  // the device memory's, in bytes per second
 
   const PagedKernels& kernels;
   PageShape block;  // with one block: workspaces do not depend on the number of blocks
@@ -149,8 +141,7 @@ struct GpuRunner::Impl {
 
   // These are last, because their size may depend on the memory that the others leave free.
   CacheSize cache_size;
-  PageShape shape;  // with all blocks
-  std::size_t layer_bytes;
+  PageShape shape;              // with all blocks
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
   common::DeviceMemory values;  // the same shape
   HostPages host;               // blocks from num_blocks on
@@ -158,7 +149,7 @@ struct GpuRunner::Impl {
 
 std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                    const KvCacheShape& shape, const GpuOptions& options) {
-  const std::string reason = common::CudaLlama::unsupported(config, options.weights, options.activations);
+  const std::string reason = common::CudaLlama::unsupported(config, options.types);
   return reason.empty() ? kernels.unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
@@ -319,20 +310,6 @@ common::Matrix GpuRunner::keys(int layer, std::span<const int> slots) { return i
 
 common::Matrix GpuRunner::values(int layer, std::span<const int> slots) {
   return impl_->read_back(layer, slots, false);
-}
-
-std::optional<ReadLimit> GpuRunner::read_limit() {
-  return ReadLimit{impl_->model.weight_bytes_per_token(), impl_->read_bandwidth()};
-}
-
-double GpuRunner::Impl::read_bandwidth() const {
-  constexpr std::size_t kBytes = std::size_t{1} << 31;  // far more than the L2 cache
-  if (keys.bytes() >= kBytes) {
-    return 1e9 * common::read_ceiling(stream, keys.data(), kBytes);
-  }
-  const common::DeviceMemory memory(kBytes);
-  CUDA_CHECK(cudaMemset(memory.data(), 0, memory.bytes()));
-  return 1e9 * common::read_ceiling(stream, memory.data(), memory.bytes());
 }
 
 common::Matrix GpuRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {

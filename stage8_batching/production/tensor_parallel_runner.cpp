@@ -30,7 +30,7 @@ KvCacheShape shard_shape(KvCacheShape shape, int count) {
 std::string TensorParallelRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                               const KvCacheShape& shape, const GpuOptions& options) {
   const int count = options.tensor_parallel;
-  std::string reason = options.activations == ActivationType::kFloat8
+  std::string reason = options.types.activations == common::ActivationType::kFloat8
                            ? "activations in float8 are for a single GPU, without --tensor-parallel"
                            : common::why_not_shared(config, count);
   if (reason.empty()) {
@@ -199,16 +199,5 @@ common::Matrix TensorParallelRunner::values(int layer, std::span<const int> slot
 }
 
 int TensorParallelRunner::num_recorded_steps() const { return runners_.front()->num_recorded_steps(); }
-
-std::optional<ReadLimit> TensorParallelRunner::read_limit() {
-  std::vector<ReadLimit> limits(runners_.size());
-  run_all([&](std::size_t rank) { limits[rank] = runners_[rank]->read_limit().value(); });
-  ReadLimit all;
-  for (const ReadLimit& limit : limits) {
-    all.weight_bytes_per_token += limit.weight_bytes_per_token;
-    all.bytes_per_second += limit.bytes_per_second;
-  }
-  return all;
-}
 
 }  // namespace

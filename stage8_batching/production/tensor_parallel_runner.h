@@ -41,7 +41,6 @@ class TensorParallelRunner : public Runner {
   StepResult wait(StepId step) override;
   bool is_asynchronous() const override { return true; }
   void warm_up(int max_tokens, int max_sequences) override;
-  std::optional<ReadLimit> read_limit() override;  // of all GPUs together
 
   // As GpuRunner's.
   common::Matrix logits();

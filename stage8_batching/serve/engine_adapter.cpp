@@ -27,13 +27,13 @@ void add_scheduler_options(common::Command& command, EngineOptions& options) {
   command.option("--host-slots", options.num_host_slots, {0, 1 << 24}, "room for what is swapped out, in tokens");
 }
 
-std::int64_t operations_per_byte(bool on_gpu, Precision precision) {
+std::int64_t operations_per_byte(bool on_gpu, common::Precision precision) {
   // A CPU copies within one memory.
   constexpr std::int64_t kCpu = 16;
   // An H200's data sheet: 989 Tflop/s in bfloat16 and 67 in float32; 64 GB/s each way over PCIe.
   constexpr std::int64_t kGpuBFloat16 = 15'000;
   constexpr std::int64_t kGpuFloat32 = 1'000;
-  return !on_gpu ? kCpu : precision == Precision::kFloat32 ? kGpuFloat32 : kGpuBFloat16;
+  return !on_gpu ? kCpu : precision == common::Precision::kFloat32 ? kGpuFloat32 : kGpuBFloat16;
 }
 
 void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
@@ -309,11 +309,7 @@ void EngineAdapter::report_end(int id) {
 }
 
 std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
-  const std::optional<ReadLimit> limit = engine_.runner().read_limit();
-  if (!limit.has_value()) {
-    return std::nullopt;
-  }
-  return common::ReadLimit{limit->weight_bytes_per_token, engine_.cache().bytes_per_slot, limit->bytes_per_second};
+  return read_limit(engine_.model(), engine_.options(), engine_.cache());
 }
 
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
@@ -342,7 +338,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   }
   std::unique_ptr<Runner> runner = make_served_runner(model, options);
   set_preemption_costs(scheduler, model.num_parameters(), runner->cache(),
-                       operations_per_byte(runner->is_asynchronous(), options.gpu.precision));
+                       operations_per_byte(runner->is_asynchronous(), options.gpu.types.precision));
   runner->warm_up(scheduler.token_budget, scheduler.max_sequences);
   EngineParts parts;
   if (demand.virtual_clock) {

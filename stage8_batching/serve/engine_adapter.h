@@ -25,7 +25,7 @@ void add_scheduler_options(common::Command& command, EngineOptions& options);
 
 // How many operations a processor does in the time in which it copies a byte between the cache and the host's memory,
 // as an order of magnitude.
-std::int64_t operations_per_byte(bool on_gpu, Precision precision);
+std::int64_t operations_per_byte(bool on_gpu, common::Precision precision);
 // Sets the costs that Preemption::kAuto compares, for a model with num_parameters parameters.
 void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
                           std::int64_t operations_per_byte);

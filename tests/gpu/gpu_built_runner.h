@@ -22,7 +22,7 @@ namespace tests {
 
 inline const common::PagedKernels& built_kernels([[maybe_unused]] const stage::GpuOptions& options) {
 #ifdef COURSE_PRODUCTION
-  if (options.precision != stage::Precision::kFloat32) {
+  if (options.types.precision != common::Precision::kFloat32) {
     return common::kProductionKernels;
   }
 #endif

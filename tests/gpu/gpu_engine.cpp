@@ -39,16 +39,16 @@ namespace {
 
 const std::string kNoDifference;
 
-stage::EngineOptions options_for(stage::Device device, stage::Precision precision = stage::Precision::kFloat32) {
+stage::EngineOptions options_for(stage::Device device, common::Precision precision = common::Precision::kFloat32) {
   stage::EngineOptions options = tests::tight_options();
-  options.gpu = {device, precision};
+  options.gpu = {device, {precision}};
   return options;
 }
 
 #ifdef COURSE_PRODUCTION
 stage::EngineOptions float8_options() {
-  stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
-  options.gpu.kv_cache = stage::KvCacheType::kFloat8;
+  stage::EngineOptions options = options_for(stage::Device::kGpu, common::Precision::kBFloat16);
+  options.gpu.types.kv_cache = common::KvCacheType::kFloat8;
   return options;
 }
 #endif
@@ -360,7 +360,7 @@ TEST_CASE("GPU: in bfloat16 the logits are close, from a prompt and token by tok
   // with errors of either sign, which grow as the square root of their number: 2^-9 * 8 of logits of about 15.
   constexpr float kTolerance = 0.25F;
   tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kCpu));
-  tests::SequenceEngine rounded(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
+  tests::SequenceEngine rounded(bundled().llama, options_for(stage::Device::kGpu, common::Precision::kBFloat16));
   for (const tests::GoldenCase& golden : golden_cases()) {
     for (tests::SequenceEngine* const engine : {&exact, &rounded}) {
       REQUIRE(engine->start(0, golden.prompt_tokens, 0));
@@ -385,10 +385,10 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
     SKIP_TEST("there is no GPU");
   }
   tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kGpu));
-  tests::SequenceEngine half(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
+  tests::SequenceEngine half(bundled().llama, options_for(stage::Device::kGpu, common::Precision::kBFloat16));
   tests::SequenceEngine narrow(bundled().llama, float8_options());
-  stage::EngineOptions with_weights = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
-  with_weights.gpu.weights = stage::WeightType::kFloat8;
+  stage::EngineOptions with_weights = options_for(stage::Device::kGpu, common::Precision::kBFloat16);
+  with_weights.gpu.types.weights = common::WeightType::kFloat8;
   tests::SequenceEngine weights(bundled().llama, with_weights);
   const auto log_probability = [](const Matrix& logits, Token token) {
     const Eigen::ArrayXXd shifted = (logits.array() - logits.maxCoeff()).cast<double>();
@@ -519,7 +519,7 @@ TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
   }
   // Short chunks are cut into smaller tiles, and may have more of them than a long chunk.
   for (const int chunk_size : {256, 257, 300, 511}) {
-    stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
+    stage::EngineOptions options = options_for(stage::Device::kGpu, common::Precision::kBFloat16);
     tests::max_pass_tokens(options) = chunk_size;
     tests::SequenceEngine rounded(bundled().llama, options);
     tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kCpu));

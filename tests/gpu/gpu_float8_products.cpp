@@ -238,8 +238,10 @@ TEST_CASE("GPU Llama: float8 activations against float64, around the number of t
   Random random(3);
   const std::vector<int> tokens = tests::random_numbers(random, 200, tiny.vocab_size);
   const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
-  CudaLlama model(Llama(file), Precision::kBFloat16, 200, WeightType::kFloat8, ActivationType::kFloat8);
-  CudaLlama weights_only(Llama(file), Precision::kBFloat16, 200, WeightType::kFloat8);
+  CudaLlama model(
+      Llama(file),
+      {.precision = Precision::kBFloat16, .weights = WeightType::kFloat8, .activations = ActivationType::kFloat8}, 200);
+  CudaLlama weights_only(Llama(file), {.precision = Precision::kBFloat16, .weights = WeightType::kFloat8}, 200);
   for (const std::vector<int>& chunks :
        {std::vector<int>{64, 64, 64, 8}, {65, 65, 70}, {64, 128, 8}, {129, 71}, {200}, {1, 130, 69}}) {
     CAPTURE(tiny.architecture, tiny.feed_forward_size, chunks);
@@ -279,7 +281,9 @@ TEST_CASE("GPU Llama: with float8 activations, NaN stays with its token", "[gpu]
   LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 2;
   config.vocab_size = 1000;
-  CudaLlama model(config, 1, Precision::kBFloat16, 130, WeightType::kFloat8, ActivationType::kFloat8);
+  CudaLlama model(
+      config, 1,
+      {.precision = Precision::kBFloat16, .weights = WeightType::kFloat8, .activations = ActivationType::kFloat8}, 130);
   const auto attention = [&](const auto& call) { tests::copy_queries(call, model); };
   Random random(9);
   std::vector<int> tokens = tests::random_numbers(random, 130, config.vocab_size);
@@ -298,7 +302,9 @@ TEST_CASE("GPU: a model with float8 activations that was prepared asks the libra
     SKIP_TEST(reason);
   }
   const LlamaConfig& config = tests::bundled().llama.config();
-  CudaLlama model(config, 1, Precision::kBFloat16, 200, WeightType::kFloat8, ActivationType::kFloat8);
+  CudaLlama model(
+      config, 1,
+      {.precision = Precision::kBFloat16, .weights = WeightType::kFloat8, .activations = ActivationType::kFloat8}, 200);
   model.prepare(200, 150);
   const std::size_t prepared = model.num_prepared();
   for (const int num_tokens : {1, 64, 65, 128, 129, 200}) {
@@ -339,7 +345,7 @@ TEST_CASE("GPU: how far activations in float8 move the next token", "[gpu]") {
   }
   const Llama& llama = is_bundled ? tests::bundled().llama : *real;
   constexpr int kMaxTokens = 2048;
-  CudaLlama halves(llama, Precision::kBFloat16, kMaxTokens);
+  CudaLlama halves(llama, {Precision::kBFloat16}, kMaxTokens);
   if (!is_bundled) {
     for (int step = 0; step < 32; ++step) {
       const Matrix logits = logits_of_texts(halves, texts);
@@ -350,8 +356,11 @@ TEST_CASE("GPU: how far activations in float8 move the next token", "[gpu]") {
       }
     }
   }
-  CudaLlama weights(llama, Precision::kBFloat16, kMaxTokens, WeightType::kFloat8);
-  CudaLlama both(llama, Precision::kBFloat16, kMaxTokens, WeightType::kFloat8, ActivationType::kFloat8);
+  CudaLlama weights(llama, {.precision = Precision::kBFloat16, .weights = WeightType::kFloat8}, kMaxTokens);
+  CudaLlama both(
+      llama,
+      {.precision = Precision::kBFloat16, .weights = WeightType::kFloat8, .activations = ActivationType::kFloat8},
+      kMaxTokens);
   const Matrix of_half = logits_of_texts(halves, texts);
   const Matrix of_weights = logits_of_texts(weights, texts);
   const Matrix of_both = logits_of_texts(both, texts);

@@ -104,7 +104,7 @@ TEST_CASE("GPU Llama: the bundled model's logits, whole, in chunks and token by 
     SKIP_TEST("there is no GPU");
   }
   const auto precision = GENERATE(Precision::kFloat32, Precision::kBFloat16);
-  CudaLlama model(bundled_model(), precision, 300);
+  CudaLlama model(bundled_model(), {precision}, 300);
   Random random(1);
   const std::vector<int> tokens = random_numbers(random, 33, model.config().vocab_size);
   tests::ReferenceCache cache(model.config());
@@ -121,7 +121,7 @@ TEST_CASE("GPU Llama: in float32, the CPU's greedy text", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   const common::Tokenizer tokenizer(bundled_file());
-  CudaLlama model(bundled_model(), Precision::kFloat32, 300);
+  CudaLlama model(bundled_model(), {Precision::kFloat32}, 300);
   const std::vector<Token> prompt = tokenizer.encode_prompt(common::workload()[0].prompt);
   const std::vector<tests::GreedyStep> expected = tests::decode_greedily(bundled_model(), prompt, 24);
 
@@ -150,7 +150,7 @@ TEST_CASE("GPU Llama: published shapes, any number of tokens, positions out of o
   const Llama cpu_model(config, 7);
   Random random(3);
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
-    CudaLlama model(cpu_model, precision, 257);
+    CudaLlama model(cpu_model, {precision}, 257);
     for (const int num_tokens : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257}) {
       const std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
       const std::vector<int> positions = random_numbers(random, num_tokens, config.context_length);
@@ -184,7 +184,7 @@ TEST_CASE("GPU Llama: shapes that fit no tile, and logits of chosen rows", "[gpu
   const common::AttentionFn attention = local_attention(config);
   Random random(5);
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
-    CudaLlama model(cpu_model, precision, 70);
+    CudaLlama model(cpu_model, {precision}, 70);
     for (const int num_tokens : {1, 5, 9, 16, 17, 24, 32, 33, 64, 65}) {
       const std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
       const std::vector<int> positions = random_numbers(random, num_tokens, config.context_length);
@@ -248,7 +248,7 @@ TEST_CASE("GPU Llama: every architecture against float64", "[gpu]") {
   const std::vector<int> tokens = random_numbers(random, 70, tiny.vocab_size);
   const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
-    CudaLlama model(cpu_model, precision, 70);
+    CudaLlama model(cpu_model, {precision}, 70);
     for (const std::vector<int>& chunks : {std::vector<int>{70}, {20, 49, 1}, {1, 8, 2, 16, 12}}) {
       CAPTURE(tiny.architecture, variant, static_cast<int>(precision), chunks);
       const Matrix logits = logits_in_chunks(model, tokens, chunks);
@@ -289,7 +289,7 @@ TEST_CASE("GPU Llama: float8 weights against float64, by rows, by tiles and unpa
   Random random(3);
   const std::vector<int> tokens = random_numbers(random, 130, tiny.vocab_size);
   const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
-  CudaLlama model(Llama(file), Precision::kBFloat16, 130, common::WeightType::kFloat8);
+  CudaLlama model(Llama(file), {.precision = Precision::kBFloat16, .weights = common::WeightType::kFloat8}, 130);
   for (const std::vector<int>& chunks : {std::vector<int>{130}, {20, 64, 46}, {1, 8, 2, 16, 32}, {128, 2}}) {
     CAPTURE(tiny.architecture, tiny.feed_forward_size, chunks);
     const Matrix logits = logits_in_chunks(model, tokens, chunks);
@@ -307,7 +307,7 @@ TEST_CASE("GPU Llama: float8 weights by rows, by tiles and by the library are th
   LlamaConfig config = common::find_preset(name).config;
   config.num_layers = 2;
   config.vocab_size = 4099;
-  CudaLlama model(config, 7, Precision::kBFloat16, 130, common::WeightType::kFloat8);
+  CudaLlama model(config, 7, {.precision = Precision::kBFloat16, .weights = common::WeightType::kFloat8}, 130);
   Random random(3);
   const std::vector<int> tokens = random_numbers(random, 130, config.vocab_size);
   const auto attention = [&](const auto& call) { tests::copy_queries(call, model); };
@@ -343,19 +343,16 @@ TEST_CASE("GPU Llama: each kernel in a small case", "[.sanitize]") {
   Random random(3);
   const std::vector<int> tokens = random_numbers(random, 200, tiny.vocab_size);
   const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
-  struct Kind {
-    Precision precision;
-    common::WeightType weights = common::WeightType::kAuto;
-    common::ActivationType activations = common::ActivationType::kAuto;
-  };
-  std::vector<Kind> kinds = {
-      {Precision::kFloat32}, {Precision::kBFloat16}, {Precision::kBFloat16, common::WeightType::kFloat8}};
+  std::vector<common::GpuTypes> kinds = {{Precision::kFloat32},
+                                         {Precision::kBFloat16},
+                                         {.precision = Precision::kBFloat16, .weights = common::WeightType::kFloat8}};
   if (common::float8_obstacle().empty()) {
-    kinds.push_back({Precision::kBFloat16, common::WeightType::kFloat8, common::ActivationType::kFloat8});
+    kinds.push_back(kinds.back());
+    kinds.back().activations = common::ActivationType::kFloat8;
   }
-  for (const Kind& kind : kinds) {
+  for (const common::GpuTypes& kind : kinds) {
     CAPTURE(tiny.architecture, static_cast<int>(kind.precision), static_cast<int>(kind.weights));
-    CudaLlama model(Llama(file), kind.precision, 130, kind.weights, kind.activations);
+    CudaLlama model(Llama(file), kind, 130);
     const Matrix logits = logits_in_chunks(model, tokens, chunks);
     const Eigen::Map<const Eigen::VectorXd> exact(expected.data(), static_cast<Eigen::Index>(expected.size()));
     const Eigen::Map<const Eigen::VectorXf> computed(logits.data(), logits.size());
@@ -368,7 +365,7 @@ TEST_CASE("GPU Llama: each kernel in a small case", "[.sanitize]") {
     const common::DeviceArray<int> next(1);
     model.argmax(row.data(), 1, next.data(), stream.get());
     CHECK(next.download() == std::vector<int>{common::argmax(tests::row_of(logits, 0))});
-    const CudaLlama drawn(model.config(), 7, kind.precision, 4, kind.weights);
+    const CudaLlama drawn(model.config(), 7, {.precision = kind.precision, .weights = kind.weights}, 4);
     common::read_memory(stream, row.data(), row.size() * sizeof(float) / 16 * 16);
     stream.synchronize();
   }
@@ -379,7 +376,7 @@ TEST_CASE("GPU: a model that was prepared asks the matrix library nothing more",
     SKIP_TEST("there is no GPU");
   }
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
-    CudaLlama model(bundled_model().config(), 1, precision, 200);
+    CudaLlama model(bundled_model().config(), 1, {precision}, 200);
     CHECK(model.num_prepared() == 0);
     model.prepare(200, 150);
     const std::size_t prepared = model.num_prepared();
@@ -394,7 +391,7 @@ TEST_CASE("GPU: a model that was prepared asks the matrix library nothing more",
       CHECK(model.num_prepared() == prepared);
     }
   }
-  CudaLlama model(bundled_model().config(), 1, Precision::kBFloat16, 64);
+  CudaLlama model(bundled_model().config(), 1, {Precision::kBFloat16}, 64);
   CHECK_THROWS_AS(model.prepare(65, 1), common::CheckError);
   CHECK_THROWS_AS(model.prepare(1, 65), common::CheckError);
 }

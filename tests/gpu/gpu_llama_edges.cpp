@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/cuda/model/read_limit.h"
 #include "common/model/presets.h"
 #include "tests/gpu/gpu_llama.h"
 #include "tests/support/catch.h"
@@ -41,7 +42,7 @@ TEST_CASE("GPU Llama: a graph's replays equal eager steps, bit for bit", "[gpu]"
   const int num_tokens = GENERATE(1, 3, 8, 9, 16, 31, 32, 40, 64);
   LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 3;
-  CudaLlama model(config, 11, precision, 64);
+  CudaLlama model(config, 11, {precision}, 64);
   const common::Stream stream;
   DeviceArray<int> tokens(static_cast<std::size_t>(num_tokens));
   DeviceArray<int> positions(static_cast<std::size_t>(num_tokens));
@@ -85,7 +86,7 @@ TEST_CASE("GPU Llama: random weights keep activations at size 1 and depend on th
   config.num_layers = 2;
   const std::vector<int> tokens = {1, 2, 3};
   const auto logits_of = [&](std::uint64_t seed) {
-    CudaLlama model(config, seed, Precision::kFloat32, 3);
+    CudaLlama model(config, seed, {Precision::kFloat32}, 3);
     return gpu_logits(model, tokens, tokens, [&](const CudaAttentionCall& call) { copy_queries(call, model); });
   };
   const Matrix logits = logits_of(1);
@@ -106,7 +107,7 @@ TEST_CASE("GPU Llama: the most likely token, ties, NaN and infinities", "[gpu]")
     LlamaConfig config = common::find_preset("smollm2-135m").config;
     config.num_layers = 1;
     config.vocab_size = vocab_size;
-    CudaLlama model(config, 1, Precision::kBFloat16, 16);
+    CudaLlama model(config, 1, {Precision::kBFloat16}, 16);
     Random random(static_cast<std::uint64_t>(vocab_size));
     const auto size = static_cast<std::size_t>(vocab_size);
     const auto last = size - 1;
@@ -152,7 +153,7 @@ TEST_CASE("GPU Llama: tokens and rows that do not exist are NaN, and only they",
   LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 2;
   config.vocab_size = 1000;
-  CudaLlama model(config, 1, precision, 33);
+  CudaLlama model(config, 1, {precision}, 33);
   Random random(9);
   std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
   const std::vector<int> positions = random_numbers(random, num_tokens, 100);
@@ -182,7 +183,7 @@ TEST_CASE("GPU Llama: what is too large is refused in one sentence, and nothing 
   };
   const auto refusal = [](const LlamaConfig& config, int max_tokens) -> std::string {
     try {
-      const CudaLlama model(config, 1, Precision::kBFloat16, max_tokens);
+      const CudaLlama model(config, 1, {Precision::kBFloat16}, max_tokens);
     } catch (const common::OutOfDeviceMemory& error) {
       return error.what();
     }
@@ -193,7 +194,7 @@ TEST_CASE("GPU Llama: what is too large is refused in one sentence, and nothing 
   LlamaConfig large = common::find_preset("llama-3-8b").config;
   large.num_layers = 4000;
   // From here on, the driver and the libraries hold all the memory that they keep.
-  (void)CudaLlama(small, 1, Precision::kFloat32, 100);
+  (void)CudaLlama(small, 1, {Precision::kFloat32}, 100);
   (void)refusal(large, 1);
   const std::size_t before = free_bytes();
   for (const std::string& message : {refusal(large, 1), refusal(small, 1 << 30)}) {
@@ -201,7 +202,7 @@ TEST_CASE("GPU Llama: what is too large is refused in one sentence, and nothing 
     CHECK(message.find('\n') == std::string::npos);
     CHECK(free_bytes() == before);
   }
-  (void)CudaLlama(small, 1, Precision::kFloat32, 100);
+  (void)CudaLlama(small, 1, {Precision::kFloat32}, 100);
   CHECK(free_bytes() == before);
 }
 
@@ -211,21 +212,22 @@ TEST_CASE("GPU Llama: bad arguments are refused before anything is launched", "[
   }
   LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 1;
-  CHECK_THROWS_AS((CudaLlama(config, 1, Precision::kBFloat16, 0)), common::CheckError);
+  CHECK_THROWS_AS((CudaLlama(config, 1, {Precision::kBFloat16}, 0)), common::CheckError);
   LlamaConfig odd = config;
   odd.feed_forward_size = 1532;
-  CHECK_THROWS_AS((CudaLlama(odd, 1, Precision::kBFloat16, 1)), common::InputError);
+  CHECK_THROWS_AS((CudaLlama(odd, 1, {Precision::kBFloat16}, 1)), common::InputError);
   LlamaConfig narrow = config;
   narrow.feed_forward_size = 1528;
-  CHECK(CudaLlama::unsupported(narrow).empty());
-  CHECK(CudaLlama::unsupported(narrow, common::WeightType::kFloat8) ==
+  CHECK(CudaLlama::unsupported(narrow, {}).empty());
+  CHECK(CudaLlama::unsupported(narrow, {.weights = common::WeightType::kFloat8}) ==
         "on the GPU, the feed-forward size must be a multiple of 16 with float8 weights, and this model's is 1528");
-  CHECK_THROWS_AS((CudaLlama(config, 1, Precision::kFloat32, 1, common::WeightType::kFloat8)), common::CheckError);
+  CHECK_THROWS_AS((CudaLlama(config, 1, {.precision = Precision::kFloat32, .weights = common::WeightType::kFloat8}, 1)),
+                  common::CheckError);
   LlamaConfig wide = config;
   wide.head_dim = 264;
-  CHECK(CudaLlama::unsupported(wide) == "on the GPU, a head has at most 256 dimensions, and this model's have 264");
+  CHECK(CudaLlama::unsupported(wide, {}) == "on the GPU, a head has at most 256 dimensions, and this model's have 264");
 
-  CudaLlama model(config, 1, Precision::kBFloat16, 4);
+  CudaLlama model(config, 1, {Precision::kBFloat16}, 4);
   const common::Stream stream;
   const DeviceArray<int> numbers(std::vector<int>{0, 1, 2, 3});
   const DeviceArray<float> logits(static_cast<std::size_t>(4 * config.vocab_size));
@@ -250,9 +252,6 @@ TEST_CASE("GPU Llama: bad arguments are refused before anything is launched", "[
 }
 
 TEST_CASE("GPU Llama: the bytes that a token reads", "[gpu]") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
   for (const bool tied : {true, false}) {
     LlamaConfig config = common::find_preset("smollm2-135m").config;
     config.num_layers = 2;
@@ -260,7 +259,6 @@ TEST_CASE("GPU Llama: the bytes that a token reads", "[gpu]") {
     config.tied_output = tied;
     config.qkv_bias = tied;
     config.qk_norm = !tied;
-    CHECK(CudaLlama(config, 1, Precision::kFloat32, 1).weight_bytes_per_token() ==
-          Llama(config, 1).weight_bytes_per_token());
+    CHECK(common::weight_bytes_per_token(config, {}) == Llama(config, 1).weight_bytes_per_token());
   }
 }

@@ -44,13 +44,13 @@ namespace {
 
 const std::string kNoDifference;
 
-const std::vector<stage::GpuOptions> kCacheTypes = {
-    {.precision = stage::Precision::kFloat32},
-    {.precision = stage::Precision::kBFloat16},
+const std::vector<common::GpuTypes> kCacheTypes = {
+    {.precision = common::Precision::kFloat32},
+    {.precision = common::Precision::kBFloat16},
 #ifdef COURSE_PRODUCTION
-    {.precision = stage::Precision::kBFloat16, .kv_cache = stage::KvCacheType::kFloat8},
+    {.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8},
 #endif
-    {.precision = stage::Precision::kBFloat16, .weights = stage::WeightType::kFloat8}};
+    {.precision = common::Precision::kBFloat16, .weights = common::WeightType::kFloat8}};
 
 }  // namespace
 
@@ -67,9 +67,9 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
                                   .num_heads = config.num_heads,
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
-  for (const stage::GpuOptions& type : kCacheTypes) {
-    tests::BuiltRunner together(bundled().llama, shape, type, 128, 8);
-    tests::BuiltRunner alone(bundled().llama, shape, type, 128, 8);
+  for (const common::GpuTypes& type : kCacheTypes) {
+    tests::BuiltRunner together(bundled().llama, shape, {.types = type}, 128, 8);
+    tests::BuiltRunner alone(bundled().llama, shape, {.types = type}, 128, 8);
     std::vector<int> lengths(4, 0);
     int salt = 0;
     for (const std::vector<int>& counts :
@@ -125,9 +125,9 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
       // Other products, in another order: as between GPU and CPU. In float8, a K or V that falls on the other side of
       // the middle between two numbers is off by an eighth, and about one in twenty does: a bfloat16's last place is
       // 1/16 of the distance. (Logits moved by 0.4 at most.)
-      const float tolerance = type.kv_cache == stage::KvCacheType::kFloat8    ? 1.0F
-                              : type.precision == stage::Precision::kBFloat16 ? 0.25F
-                                                                              : 2e-3F;
+      const float tolerance = type.kv_cache == common::KvCacheType::kFloat8    ? 1.0F
+                              : type.precision == common::Precision::kBFloat16 ? 0.25F
+                                                                               : 2e-3F;
       for (std::size_t i = 0; i < expected.size(); ++i) {
         const Matrix row = logits.row(static_cast<Eigen::Index>(i));
         CAPTURE(salt, i);
@@ -144,9 +144,10 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
     SKIP_TEST(reason);
   }
   // Steps of many tokens, of a few, and recorded ones; drawn with all filters.
-  for (const stage::GpuOptions& type : kCacheTypes) {
-    tests::BuiltRunner plain(bundled().llama, shape_of(20), type, 256, 8);
-    stage::TensorParallelRunner shared(bundled().llama, shape_of(20), type, 256, 8, tests::built_kernels(type));
+  for (const common::GpuTypes& type : kCacheTypes) {
+    tests::BuiltRunner plain(bundled().llama, shape_of(20), {.types = type}, 256, 8);
+    stage::TensorParallelRunner shared(bundled().llama, shape_of(20), {.types = type}, 256, 8,
+                                       tests::built_kernels({.types = type}));
     tests::BuiltRunner exact(bundled().llama, shape_of(20), {}, 256, 8);
     double plain_error = 0.0;  // squared
     double shared_error = 0.0;
@@ -170,7 +171,7 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
       const Matrix exact_logits = exact.logits();
       plain_error += (expected - exact_logits).squaredNorm();
       shared_error += (logits - exact_logits).squaredNorm();
-      if (type.precision == stage::Precision::kFloat32) {
+      if (type.precision == common::Precision::kFloat32) {
         CHECK(compare(logits, expected, 2e-3F) == kNoDifference);
         CHECK(shared.wait(shared_step).tokens == plain.wait(plain_step).tokens);
       }
@@ -322,9 +323,9 @@ TEST_CASE("GPU: each of a sequence's tokens can have a row of logits, in a step 
   // After a context of 150 tokens, and in the second round of some more, so that recorded steps find longer contexts.
   // Steps that are repeated write the same slots again, with other tokens.
   const std::vector<int> counts = {2, 3, 9, 5, 16};
-  for (const stage::GpuOptions& type : kCacheTypes) {
-    tests::BuiltRunner together(bundled().llama, shape_of(20), type, 150, 2);
-    tests::BuiltRunner alone(bundled().llama, shape_of(20), type, 150, 2);
+  for (const common::GpuTypes& type : kCacheTypes) {
+    tests::BuiltRunner together(bundled().llama, shape_of(20), {.types = type}, 150, 2);
+    tests::BuiltRunner alone(bundled().llama, shape_of(20), {.types = type}, 150, 2);
     std::vector<int> table(20);
     std::iota(table.begin(), table.end(), 0);
     std::vector<int> positions(320);
@@ -341,8 +342,8 @@ TEST_CASE("GPU: each of a sequence's tokens can have a row of logits, in a step 
     // logits, which are 6.7 in size, moved by 0.28 at most, and with float8 K and V by 1.16. The largest of 2,048
     // normal numbers is 3.3 times their size: 0.013 and 0.05 of the row. Bounds are three times as far. A wrong row is
     // 0.7 away on average, and 1 in 300 pairs is nearer than 0.05 (1 in 50: 0.15).
-    const double bound = type.kv_cache == stage::KvCacheType::kFloat8 ? 0.15 : 0.04;
-    const bool is_exact = type.precision == stage::Precision::kFloat32;
+    const double bound = type.kv_cache == common::KvCacheType::kFloat8 ? 0.15 : 0.04;
+    const bool is_exact = type.precision == common::Precision::kFloat32;
     int length = 150;
     for (int round = 0; round < 4; ++round) {
       for (const int count : counts) {
@@ -381,11 +382,11 @@ TEST_CASE("GPU: after warming up no step is recorded, however long the contexts 
   config.context_length = 2048;
   const common::Llama model = common::Llama::synthetic(config, 1);
   constexpr int kBlocks = 100;  // of each of two sequences
-  tests::BuiltRunner warm(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
+  tests::BuiltRunner warm(model, shape_of(2 * kBlocks), {.types = {.precision = common::Precision::kBFloat16}}, 256, 2);
   warm.warm_up(256, 2);
   const int recorded = warm.num_recorded_steps();
   CHECK(recorded == 4);  // of one sequence and of two, in two sets of buffers
-  tests::BuiltRunner cold(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
+  tests::BuiltRunner cold(model, shape_of(2 * kBlocks), {.types = {.precision = common::Precision::kBFloat16}}, 256, 2);
   for (int length = 0; length < 1200;) {
     const int count = length % 256 < 120 ? 120 : 1;  // chunks, and single tokens in between
     std::vector<int> positions(static_cast<std::size_t>(2 * count));
@@ -433,11 +434,11 @@ TEST_CASE("GPU: a block that goes out and comes back is byte-equal in every laye
     SKIP_TEST("there is no GPU");
   }
   constexpr int kNumBlocks = 6;
-  for (const stage::GpuOptions& type : kCacheTypes) {
+  for (const common::GpuTypes& type : kCacheTypes) {
     CAPTURE(static_cast<int>(type.precision), static_cast<int>(type.kv_cache));
     stage::KvCacheShape shape = shape_of(kNumBlocks);
     shape.num_host_blocks = 3;
-    tests::BuiltRunner runner(bundled().llama, shape, type, 32, 8);
+    tests::BuiltRunner runner(bundled().llama, shape, {.types = type}, 32, 8);
     // 32 tokens in blocks 4 and 1.
     const std::vector<Token> tokens = some_tokens(32, 1);
     const std::vector<int> table = {4, 1};

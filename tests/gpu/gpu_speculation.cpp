@@ -165,17 +165,19 @@ TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain d
       "The cat said, \"No.\" The dog said, \"No.\" The cat said, \"No.\" The dog said, \"No.\" The cat said, "
       "\"No.\" The dog said,",
       "He ran and ran and ran and ran and ran and ran and", "\"Gold, gold, gold, gold, gold, gold,"};
-  for (const stage::GpuOptions& type :
-       {stage::GpuOptions{.precision = stage::Precision::kBFloat16},
-        stage::GpuOptions{.precision = stage::Precision::kBFloat16, .kv_cache = stage::KvCacheType::kFloat8},
-        stage::GpuOptions{.precision = stage::Precision::kBFloat16, .weights = stage::WeightType::kFloat8}}) {
-    stage::EngineOptions options{.num_slots = 4096, .prefix_cache = false, .gpu = type, .num_speculative_tokens = 8};
-    options.gpu.device = stage::Device::kGpu;
+  for (const common::GpuTypes& type :
+       {common::GpuTypes{.precision = common::Precision::kBFloat16},
+        common::GpuTypes{.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8},
+        common::GpuTypes{.precision = common::Precision::kBFloat16, .weights = common::WeightType::kFloat8}}) {
+    stage::EngineOptions options{.num_slots = 4096,
+                                 .prefix_cache = false,
+                                 .gpu = {.device = stage::Device::kGpu, .types = type},
+                                 .num_speculative_tokens = 8};
     // Two logits that differ by rounding may change places, and then a text goes on differently. So each token is
     // compared with what plain decoding of the same text would draw: that logit is larger by so little. A row's logits
     // move by up to 0.28 in bfloat16 and 1.16 with float8 K and V (gpu_runner.cpp), and both may, in opposite
     // directions.
-    const float most = type.kv_cache == stage::KvCacheType::kFloat8 ? 2.4F : 0.6F;
+    const float most = type.kv_cache == common::KvCacheType::kFloat8 ? 2.4F : 0.6F;
     int num_accepted = 0;
     for (const std::string& prompt : prompts) {
       stage::VirtualClock clock;
@@ -190,6 +192,6 @@ TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain d
     }
     CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), num_accepted);
     // 83 in float32. With float8 K and V the texts go on differently, and hardly repeat themselves.
-    CHECK(num_accepted > (type.kv_cache == stage::KvCacheType::kFloat8 ? 0 : 30));
+    CHECK(num_accepted > (type.kv_cache == common::KvCacheType::kFloat8 ? 0 : 30));
   }
 }

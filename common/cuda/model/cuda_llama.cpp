@@ -15,11 +15,12 @@
 namespace common {
 namespace {
 
-const LlamaConfig& checked(const LlamaConfig& config, Precision precision, WeightType weights,
-                           ActivationType activations) {
-  COMMON_CHECK(weights == WeightType::kAuto || precision == Precision::kBFloat16, "float8 goes with bfloat16");
-  COMMON_CHECK(activations == ActivationType::kAuto || weights == WeightType::kFloat8, "float8 goes with float8");
-  if (const std::string reason = CudaLlama::unsupported(config, weights, activations); !reason.empty()) {
+const LlamaConfig& checked(const LlamaConfig& config, const GpuTypes& types) {
+  COMMON_CHECK(types.weights == WeightType::kAuto || types.precision == Precision::kBFloat16,
+               "float8 goes with bfloat16");
+  COMMON_CHECK(types.activations == ActivationType::kAuto || types.weights == WeightType::kFloat8,
+               "float8 goes with float8");
+  if (const std::string reason = CudaLlama::unsupported(config, types); !reason.empty()) {
     throw InputError(reason);
   }
   return config;
@@ -66,14 +67,13 @@ struct CudaLlama::Impl {
   using Layer = CudaLlamaWeights::Layer;
   using LayerMatrix = CudaLlamaWeights::LayerMatrix;
 
-  Impl(const LlamaConfig& whole, Precision model_precision, int llama_max_tokens, WeightType type,
-       ActivationType activations, Communicator* communicator)
+  Impl(const LlamaConfig& whole, const GpuTypes& types, int llama_max_tokens, Communicator* communicator)
       : peers(communicator),
         shard(peers == nullptr ? Shard{} : peers->shard()),
-        config(checked(shard_config(whole, shard.count), model_precision, type, activations)),
-        precision(model_precision),
-        weight_type(type),
-        activation_type(activations),
+        config(checked(shard_config(whole, shard.count), types)),
+        precision(types.precision),
+        weight_type(types.weights),
+        activation_type(types.activations),
         max_tokens(llama_max_tokens),
         q_cols(config.num_heads * config.head_dim),
         kv_cols(config.num_kv_heads * config.head_dim),
@@ -343,8 +343,8 @@ struct CudaLlama::Impl {
   }
 };
 
-std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights, ActivationType activations) {
-  if (activations == ActivationType::kFloat8 && has_cuda_device()) {  // without one, callers say why
+std::string CudaLlama::unsupported(const LlamaConfig& config, const GpuTypes& types) {
+  if (types.activations == ActivationType::kFloat8 && has_cuda_device()) {  // without one, callers say why
     if (std::string obstacle = float8_obstacle(); !obstacle.empty()) {
       return obstacle;
     }
@@ -354,7 +354,7 @@ std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights
            std::to_string(config.head_dim);
   }
   // Rows are read 16 bytes at a time, in every type.
-  const int multiple = weights == WeightType::kFloat8 ? 16 : 8;
+  const int multiple = types.weights == WeightType::kFloat8 ? 16 : 8;
   const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
                                                {config.num_heads * config.head_dim, "size of all query heads together"},
                                                {config.num_kv_heads * config.head_dim, "size of all kv heads together"},
@@ -362,22 +362,21 @@ std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights
   for (const auto& [size, what] : sizes) {
     if (size % multiple != 0) {
       return std::string("on the GPU, the ") + what + " must be a multiple of " + std::to_string(multiple) +
-             (weights == WeightType::kFloat8 ? " with float8 weights" : "") + ", and this model's is " +
+             (types.weights == WeightType::kFloat8 ? " with float8 weights" : "") + ", and this model's is " +
              std::to_string(size);
     }
   }
   return "";
 }
 
-CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights,
-                     ActivationType activations, Communicator* peers)
-    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens, weights, activations, peers)) {
+CudaLlama::CudaLlama(const Llama& model, const GpuTypes& types, int max_tokens, Communicator* peers)
+    : impl_(std::make_unique<Impl>(model.config(), types, max_tokens, peers)) {
   impl_->weights.upload(model.weights());
 }
 
-CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
-                     WeightType weights, ActivationType activations, Communicator* peers)
-    : impl_(std::make_unique<Impl>(config, precision, max_tokens, weights, activations, peers)) {
+CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, const GpuTypes& types, int max_tokens,
+                     Communicator* peers)
+    : impl_(std::make_unique<Impl>(config, types, max_tokens, peers)) {
   impl_->weights.randomize(seed);
 }
 
@@ -390,7 +389,6 @@ Precision CudaLlama::precision() const { return impl_->precision; }
 int CudaLlama::max_tokens() const { return impl_->max_tokens; }
 void CudaLlama::stop_sums() noexcept { impl_->sums.stop(); }
 void CudaLlama::reset_sums() { impl_->sums.reset(); }
-std::int64_t CudaLlama::weight_bytes_per_token() const { return impl_->weights.bytes_per_token(); }
 
 void CudaLlama::prepare(int num_tokens, int num_rows) {
   Impl& impl = *impl_;

@@ -56,8 +56,7 @@ using CudaAttentionFn = std::function<void(const CudaAttentionCall&)>;
 class CudaLlama {
  public:
   // Why the kernels do not support a model of this shape; empty if they do.
-  static std::string unsupported(const LlamaConfig& config, WeightType weights = WeightType::kAuto,
-                                 ActivationType activations = ActivationType::kAuto);
+  static std::string unsupported(const LlamaConfig& config, const GpuTypes& types);
 
   // Uploads the weights. Throws OutOfDeviceMemory, and frees everything, if they and the activations of max_tokens
   // tokens do not fit. Throws InputError if the shape is not supported.
@@ -65,13 +64,11 @@ class CudaLlama {
   // peers: the other GPUs, if several compute the model together; this object then has one shard. Everything below is
   // then about the shard (config() has its heads, logits() has its part of the vocabulary), except argmax's result.
   // peers must outlive this object. Float8 activations go with float8 weights, and with no peers.
-  CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights = WeightType::kAuto,
-            ActivationType activations = ActivationType::kAuto, Communicator* peers = nullptr);
+  CudaLlama(const Llama& model, const GpuTypes& types, int max_tokens, Communicator* peers = nullptr);
 
   // Random weights, drawn on the device, where 8 billion parameters take a second. They are not the numbers that
   // Llama(config, seed) draws.
-  CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
-            WeightType weights = WeightType::kAuto, ActivationType activations = ActivationType::kAuto,
+  CudaLlama(const LlamaConfig& config, std::uint64_t seed, const GpuTypes& types, int max_tokens,
             Communicator* peers = nullptr);
 
   CudaLlama(CudaLlama&&) noexcept;
@@ -108,9 +105,6 @@ class CudaLlama {
   // GPUs.
   void stop_sums() noexcept;
   void reset_sums();
-
-  // Bytes of weights that forward and logits read for a single token: every matrix once, and one row of the embedding.
-  std::int64_t weight_bytes_per_token() const;
 
  private:
   struct Impl;

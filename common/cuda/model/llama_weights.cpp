@@ -272,18 +272,4 @@ void CudaLlamaWeights::randomize(std::uint64_t seed) {
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-std::int64_t CudaLlamaWeights::bytes_per_token() const {
-  const std::int64_t hidden = config_.hidden_size;
-  const std::int64_t layer_elements = (qkv_rows(config_) + q_rows(config_) + 3 * config_.feed_forward_size) * hidden;
-  const std::int64_t elements = config_.vocab_size * hidden + hidden;  // one row of the embedding
-  const bool is_float8 = type_ == WeightType::kFloat8;
-  const std::int64_t layer_bytes = layer_elements * (is_float8 ? 1 : bytes_of(precision_));
-  const std::int64_t row_scales = is_float8 ? qkv_rows(config_) + 2 * hidden + 2 * config_.feed_forward_size : 0;
-  const std::int64_t layer_floats = 2 * hidden + row_scales + (config_.qkv_bias ? qkv_rows(config_) : 0) +
-                                    (config_.qk_norm ? 2 * std::int64_t{config_.head_dim} : 0);
-  const std::int64_t floats = config_.num_layers * layer_floats + hidden;
-  return config_.num_layers * layer_bytes + elements * bytes_of(precision_) +
-         floats * static_cast<std::int64_t>(sizeof(float));
-}
-
 }  // namespace common

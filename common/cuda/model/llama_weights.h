@@ -46,8 +46,6 @@ class CudaLlamaWeights {
   double* frequencies = nullptr;  // [head_dim / 2], radians a position
   std::vector<Layer> layers;
 
-  std::int64_t bytes_per_token() const;  // read by forward and logits of one token
-
  private:
   LlamaConfig whole_;
   LlamaConfig config_;  // the shard's

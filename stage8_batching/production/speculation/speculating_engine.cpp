@@ -20,7 +20,9 @@ TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Ru
   if (!runner.is_asynchronous()) {
     return kCpuTokenCost;
   }
-  const double bytes = gpu.weights == WeightType::kFloat8 ? 1.0 : gpu.precision == Precision::kBFloat16 ? 2.0 : 4.0;
+  const double bytes = gpu.types.weights == common::WeightType::kFloat8      ? 1.0
+                       : gpu.types.precision == common::Precision::kBFloat16 ? 2.0
+                                                                             : 4.0;
   return gpu_token_cost(model.config().num_layers,
                         bytes * static_cast<double>(model.num_parameters()) / gpu.tensor_parallel);
 }
