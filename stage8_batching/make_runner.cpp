@@ -75,7 +75,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   if (options.device == Device::kCpu) {
     return "the CPU computes in float32 only";
   }
-  if (const std::string reason = common::contradiction(options.types); !reason.empty()) {
+  if (std::string reason = common::contradiction(options.types); !reason.empty()) {
     return reason;
   }
 #ifdef COURSE_CUDA
