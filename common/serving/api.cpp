@@ -77,14 +77,13 @@ Json error_json(int status, const std::string& message, const std::string& param
                            : status == 429 ? "rate_limit_error"
                            : status >= 500 ? "server_error"
                                            : "invalid_request_error";
-  constexpr std::size_t kMaxParam = 64;  // bytes: it may be a client's own word
   // An error that is the client's fault quotes the client.
   Json error = {{"message", status >= 500 ? without_places(message) : message},
                 {"type", type},
                 {"param", nullptr},
                 {"code", nullptr}};
   if (!param.empty()) {
-    error["param"] = param.size() > kMaxParam ? param.substr(0, kMaxParam) + "..." : param;
+    error["param"] = param;
   }
   if (!code.empty()) {
     error["code"] = code;

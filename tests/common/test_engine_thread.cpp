@@ -413,18 +413,18 @@ TEST_CASE("engine thread: whatever throws in it, all clients get one error, and 
         CHECK(ticket->is_submitted(std::chrono::milliseconds(0)));
       }
     }
+    std::string shown;  // before anything else is sent: the page is drawn again after each command
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (shown.empty() && std::chrono::steady_clock::now() < deadline) {
+      shown = fixture.failure_on_the_page();
+    }
+    REQUIRE(shown == "broken");
     Refusal refusal = Refusal::kNone;
     CHECK(fixture.engine.submit({{}}, refusal) == nullptr);
     CHECK(refusal == Refusal::kFailed);
     CHECK(fixture.engine.failure() == "broken");
     CHECK(fixture.engine.drained());
     CHECK(fixture.engine.state().num_waiting() == 0);
-    std::string shown;
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (shown.empty() && std::chrono::steady_clock::now() < deadline) {
-      shown = fixture.failure_on_the_page();
-    }
-    REQUIRE(shown == "broken");
     fixture.engine.restart(kSizes);
     fixture.engine.run();
     CHECK(fixture.failure_on_the_page().empty());
