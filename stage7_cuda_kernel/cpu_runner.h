@@ -4,6 +4,7 @@
 #include <span>
 
 #include "attention.h"
+#include "common/model/llama.h"
 #include "kv_cache.h"
 #include "runner.h"
 

@@ -8,6 +8,7 @@
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/text.h"
+#include "common/math/sampling.h"
 #include "make_runner.h"
 
 namespace stage7 {
@@ -105,8 +106,7 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
     return std::nullopt;
   }
   if (is_greedy) {
-    COMMON_CHECK(result->tokens.front() >= 0, "a logit is NaN, or all are -inf");
-    return result->tokens.front();
+    return common::drawn_token(result->tokens.front());
   }
   return common::next_token(request, {result->logits.data(), static_cast<std::size_t>(result->logits.cols())},
                             completion);

@@ -22,7 +22,7 @@ struct CacheSize {
 // The result of a batch, by row of its logits: tokens or logits, as the batch asked.
 struct StepResult {
   // [num_rows]: the tokens with the largest logits. If a logit is NaN, or all are -inf, the token is -1 on a GPU; on a
-  // CPU, enqueue throws CheckError.
+  // CPU, enqueue throws InputError.
   std::vector<common::Token> tokens;
   common::Matrix logits;  // [num_rows, vocab_size]
 };

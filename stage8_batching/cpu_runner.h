@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attention.h"
+#include "common/model/llama.h"
 #include "kv_cache.h"
 #include "runner.h"
 

@@ -175,14 +175,14 @@ void ParallelSampling::extend(GroupResult result, double now) {
     fork(0);
     result.logits.push_back(result.logits.front());
   }
-  std::vector<common::Token> drawn = std::move(result.tokens);
+  std::vector<common::Token> drawn;
+  for (const common::Token token : result.tokens) {
+    drawn.push_back(common::drawn_token(token));
+  }
   for (std::size_t i = 0; i < result.logits.size(); ++i) {
     const std::size_t sample = sample_of_[i];
     drawn.push_back(
         common::next_token(request_, row(result.logits[i]), output_.completions[sample], static_cast<int>(sample)));
-  }
-  for (const common::Token token : drawn) {
-    COMMON_CHECK(token >= 0, "a logit is NaN or +inf, or all are -inf");
   }
   accept(drawn, now);
 }

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <limits>
 #include <string>
 #include <utility>
 
-#include "cache_size.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "make_runner.h"
@@ -23,6 +23,14 @@ const EngineOptions& checked(const EngineOptions& options) {
 
 }  // namespace
 
+int max_slots_of(const common::Request& request, int num_sequences, int block_size) {
+  const auto prompt_length = static_cast<std::int64_t>(request.prompt.size());
+  const std::int64_t shared = prompt_length / block_size;
+  const std::int64_t blocks = (prompt_length + request.max_new_tokens - 1 + block_size - 1) / block_size;
+  const std::int64_t slots = (shared + num_sequences * (blocks - shared)) * block_size;
+  return static_cast<int>(std::min<std::int64_t>(slots, std::numeric_limits<int>::max() / 2));
+}
+
 Engine::Engine(const common::Llama& model, const EngineOptions& options)
     : Engine(model, options, make_runner(model, checked(options))) {}
 
@@ -36,7 +44,7 @@ Engine::Engine(const common::Llama& model, const EngineOptions& options, std::un
       scheduler_(make_scheduler ? make_scheduler(manager_, options.scheduler, options.prefix_cache)
                                 : std::make_unique<Scheduler>(manager_, options.scheduler, options.prefix_cache)),
       reporter_(*scheduler_) {
-  options_.num_slots = options.num_slots.value_or(cache().num_slots());
+  options_.num_slots = options.num_slots.value_or(cache().num_blocks * cache().block_size);
 }
 
 std::vector<common::Completion> Engine::run(std::span<const common::Request> requests,
@@ -114,10 +122,7 @@ void Engine::forget(int id) {
   }
 }
 
-int Engine::context_length() const {
-  const int models = model_.config().context_length;
-  return options_.context_length > 0 ? std::min(options_.context_length, models) : models;
-}
+int Engine::context_length() const { return max_context(model_.config(), options_); }
 
 std::vector<common::Counter> Engine::counters() const {
   const PrefixStatistics& prefix = manager_.prefix_cache().statistics();
@@ -194,7 +199,7 @@ bool Engine::step() {
   try {
     const ScheduledStep scheduled = scheduler_->schedule();
     note_admissions(scheduled);
-    report_schedule(scheduled);
+    reporter_.scheduled(scheduled);
     if (scheduled.groups.empty()) {
       COMMON_CHECK(
           in_flight_.has_value(),
@@ -253,11 +258,7 @@ std::optional<std::string> Engine::try_compute(std::vector<ScheduledGroup> group
 
 Step Engine::prepare(std::vector<ScheduledGroup> groups) {
   Step step(manager_, std::move(groups));
-  const RaggedBatch& batch = batch_to_compute(step);
-  if (on_pass_) {
-    on_pass_(batch);
-  }
-  step.enqueued(forward(batch), batch.logits_rows.size(), may_run_ahead(step));
+  step.enqueued(forward(step.batch()), step.batch().logits_rows.size(), may_run_ahead(step));
   return step;
 }
 
@@ -336,6 +337,9 @@ SequenceGroup& Engine::find(int id) const {
 }
 
 StepId Engine::forward(const RaggedBatch& batch) {
+  if (on_pass_) {
+    on_pass_(batch);
+  }
   while (!manager_.pending_copies().empty()) {
     const std::span<const BlockCopy> copies = independent_copies(manager_.pending_copies());
     runner_->copy_blocks(copies);

@@ -47,6 +47,10 @@ struct GenerationRequest {
   std::optional<BeamOptions> beam = std::nullopt;
 };
 
+// The slots that a request needs when it runs alone and its sequences share only the prompt's full blocks. The last
+// token of a text is never stored.
+int max_slots_of(const common::Request& request, int num_sequences, int block_size);
+
 class Engine {
  public:
   // The model must outlive the engine.
@@ -93,7 +97,7 @@ class Engine {
   StepId forward(const RaggedBatch& batch);
 
   // Why the request can never be served; empty if it can.
-  virtual std::string rejection(const GenerationRequest& generation) const;
+  std::string rejection(const GenerationRequest& generation) const;
 
   const common::Llama& model() const { return model_; }
   const EngineOptions& options() const { return options_; }  // with num_slots filled in
@@ -110,13 +114,12 @@ class Engine {
   common::Timing timing() const { return reporter_.totals().timing; }
 
  protected:
-  // What the runner computes for the step. Only what is in step.batch() is confirmed.
-  virtual const RaggedBatch& batch_to_compute(Step& step) { return step.batch(); }
+  // All of a step that may throw: builds its batch, and enqueues it.
+  virtual Step prepare(std::vector<ScheduledGroup> groups);
   // Whether the next step is scheduled before the tokens of this one are known.
-  virtual bool may_run_ahead(const Step& step) const;
+  bool may_run_ahead(const Step& step) const;
   // Gives a group the results of a step: its rows begin at `row`.
   virtual void extend(const Step& step, const ScheduledGroup& scheduled, int row);
-  virtual void report_schedule(const ScheduledStep& step) { reporter_.scheduled(step); }
 
   const common::Llama& model_;
   EngineOptions options_;
@@ -135,8 +138,6 @@ class Engine {
   // ahead; collects the step before in any case. Returns the error if the pass has thrown: then no step is in flight,
   // and the groups can be computed again.
   std::optional<std::string> try_compute(std::vector<ScheduledGroup> groups);
-  // All of a step that may throw: builds its batch, and enqueues it.
-  Step prepare(std::vector<ScheduledGroup> groups);
   // Waits for the step in flight, if there is one, and gives its requests their results: those that have finished
   // meanwhile are passed over, and what throws ends its own request. Returns the tokens by row, if the step draws any.
   // If the wait throws, all its requests fail.

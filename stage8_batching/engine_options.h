@@ -1,11 +1,13 @@
 // The options of an engine, of its scheduler and of its runner.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "attention.h"
 #include "common/cuda/precision.h"
 #include "common/cuda/several/all_reduce.h"
+#include "common/model/llama.h"
 #include "scheduler.h"
 
 namespace stage8 {
@@ -22,10 +24,8 @@ struct GpuOptions {
   AllReduce all_reduce = AllReduce::kNccl;
 };
 
-inline constexpr int kMaxDrafts = 8;
-
 struct EngineOptions {
-  // The cache's size, in tokens. Absent: as large as fits, see cache_size.h.
+  // The cache's size, in tokens. Absent: as large as fits, see common/app/cache_room.h.
   std::optional<int> num_slots = 4096;
   // As large as fits: on a GPU this share of the memory that weights and workspaces leave free; on a CPU min_slots, if
   // they need at most half of the free memory.
@@ -43,9 +43,11 @@ struct EngineOptions {
   GpuOptions gpu = {};
   // Room in the host's memory for sequences that are swapped out, in tokens.
   int num_host_slots = 0;
-  // Max drafts of a step for requests that do not say, up to kMaxDrafts. A draft is a guess of how a text goes on,
-  // computed together with the text's last token.
-  int num_speculative_tokens = 0;
 };
+
+// Max tokens of a prompt and its reply together.
+inline int max_context(const common::LlamaConfig& config, const EngineOptions& options) {
+  return options.context_length > 0 ? std::min(options.context_length, config.context_length) : config.context_length;
+}
 
 }  // namespace

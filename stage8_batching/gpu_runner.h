@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/app/cache_room.h"
 #include "common/cuda/several/communicator.h"
 #include "engine_options.h"
 #include "kv_cache.h"
@@ -41,8 +42,9 @@ class GpuRunner : public Runner {
   // tokens, made before the cache takes its share; without it, the host draws. max_rows: of logits in one pass, if a
   // sequence may have several; else there are max_sequences at most.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-            int max_sequences, const common::PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
-            common::Communicator* peers = nullptr, const MakeSampler& make_sampler = {}, int max_rows = 0);
+            int max_sequences, const common::PagedKernels& kernels,
+            const std::optional<common::MemoryShare>& share = {}, common::Communicator* peers = nullptr,
+            const MakeSampler& make_sampler = {}, int max_rows = 0);
   ~GpuRunner() override;
 
   const CacheSize& cache() const override;

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "cache_size.h"
 #include "common/app/block_map.h"
 #include "common/app/cli.h"
 #include "common/app/gpu_types.h"
@@ -162,6 +161,7 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape, in
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
   EngineOptions options{.num_slots = std::nullopt};
+  int num_drafts = 0;
   const auto start_engine = [&](const common::Session& session) {
     int needed = options.min_slots;
     const int context = session.model.config().context_length;
@@ -170,7 +170,8 @@ int run(int argc, char** argv) {
     }
     EngineOptions sized = options;
     sized.num_slots = options.num_slots.value_or(needed);
-    const std::shared_ptr<Engine> engine = make_engine(session.model, sized, make_runner(session.model, sized));
+    const std::shared_ptr<Engine> engine =
+        make_engine(session.model, sized, make_runner(session.model, sized), num_drafts);
     return [engine](std::span<const common::Request> requests, const common::OnToken& on_token) {
       std::vector<common::Completion> completions = engine->run(requests, on_token);
       return common::RunResult{std::move(completions), engine->counters(), engine->timing()};
@@ -178,7 +179,7 @@ int run(int argc, char** argv) {
   };
   for (common::Command* command : {&program.add_generate(start_engine), &program.add_chat(start_engine)}) {
     add_engine_options(*command, options);
-    add_draft_option(*command, options);
+    add_draft_option(*command, num_drafts);
   }
 
   std::unique_ptr<Engine> engine;
@@ -186,7 +187,7 @@ int run(int argc, char** argv) {
   const auto bench_target = [&](const common::Session& session) {
     EngineOptions sized = options;
     sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
-    engine = make_engine(session.model, sized, make_runner(session.model, sized));
+    engine = make_engine(session.model, sized, make_runner(session.model, sized), num_drafts);
     common::BenchTarget target;
     target.serve = [&](std::span<const common::Token> prompt, int num_tokens, const std::function<void()>& on_token) {
       common::Request request;
@@ -213,7 +214,7 @@ int run(int argc, char** argv) {
   };
   common::Command& bench_command = program.add_bench(bench_target, block_attention);
   add_engine_options(bench_command, options);
-  add_draft_option(bench_command, options);
+  add_draft_option(bench_command, num_drafts);
   bench_command.remove("--context-length");  // it follows from --prompt-tokens and --new-tokens
 
   program.add_block_commands(options.block_size, start_engine);
@@ -227,13 +228,14 @@ int run(int argc, char** argv) {
   prefix_command.remove("--context-length");
   common::ServeOptions serving;
   EngineOptions served_engine{.num_slots = std::nullopt};
+  int served_drafts = 0;
   serving.http.make_demo_pool = demo_pools(add_demo_commands);
   common::Command& serve_command =
       add_serve_command(program, serving, [&](const common::Llama& model, const common::EngineDemand& demand) {
-        return make_served_engine(model, served_engine, demand);
+        return make_served_engine(model, served_engine, demand, served_drafts);
       });
   add_engine_options(serve_command, served_engine, true);
-  add_draft_option(serve_command, served_engine);
+  add_draft_option(serve_command, served_drafts);
   add_scheduler_options(serve_command, served_engine);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);

@@ -1,8 +1,12 @@
 #include "make_runner.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "common/app/cache_room.h"
 #include "common/app/gpu_types.h"
 #include "common/app/notes.h"
 #include "common/base/check.h"
@@ -95,12 +99,12 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 }
 
 std::unique_ptr<Runner> make_cpu_runner(const common::Llama& model, const EngineOptions& options, KvCacheShape shape) {
-  CacheSize size{shape.num_blocks, shape.block_size, shape.bytes_per_slot()};
+  common::CacheRoom room{shape.num_blocks, ""};
   if (!options.num_slots.has_value()) {
-    fit_into_host(size, options.min_slots);
-    shape.num_blocks = size.num_blocks;
+    room = common::room_in_host(options.min_slots, EngineOptions().min_slots, shape.block_size, shape.bytes_per_slot());
+    shape.num_blocks = room.num_blocks;
   }
-  return std::make_unique<CpuRunner>(model, shape, size.reason);
+  return std::make_unique<CpuRunner>(model, shape, room.reason);
 }
 
 #ifdef COURSE_CUDA
@@ -111,7 +115,7 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
   const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
   common::print_note("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
                      common::device_limits().name + " in " + common::to_string(gpu.types) + choice.note);
-  std::optional<MemoryShare> share;
+  std::optional<common::MemoryShare> share;
   if (!options.num_slots.has_value()) {
     share = memory_share(model.config(), options);
   }
@@ -149,10 +153,16 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
 
 }  // namespace
 
+common::MemoryShare memory_share(const common::LlamaConfig& config, const EngineOptions& options) {
+  const std::int64_t filled = std::int64_t{options.scheduler.max_sequences} * max_context(config, options);
+  return {options.memory_fraction, std::max<std::int64_t>(filled, options.min_slots)};
+}
+
 std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options) {
   std::unique_ptr<Runner> runner = choose_runner(model, options);
-  if (!runner->cache().reason.empty()) {
-    common::print_note(note(runner->cache()));
+  if (const CacheSize& size = runner->cache(); !size.reason.empty()) {
+    common::print_note(
+        common::cache_note(std::int64_t{size.num_blocks} * size.block_size, size.bytes_per_slot, size.reason));
   }
   return runner;
 }

@@ -4,19 +4,28 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "batch.h"
 #include "block_copy.h"
-#include "cache_size.h"
 #include "common/base/tensor.h"
 
 namespace stage8 {
 
+// What an engine needs to know about the cache, on a CPU or a GPU.
+struct CacheSize {
+  int num_blocks = 0;
+  int block_size = 0;               // slots in a block
+  std::int64_t bytes_per_slot = 0;  // one token's K and V, in all layers and heads
+  int num_host_blocks = 0;          // further blocks, for sequences that are swapped out
+  std::string reason = {};          // where num_blocks comes from; empty if --slots is given
+};
+
 // The result of a batch, by row of its logits: tokens or logits, as the batch asked.
 struct StepResult {
   // [num_rows]: drawn as the batch's sampling_rows say, or those with the largest logits. If a logit is NaN or +inf, or
-  // all are -inf, the token is -1 on a GPU; on a CPU, enqueue throws CheckError.
+  // all are -inf, the token is -1 on a GPU; on a CPU, enqueue throws InputError.
   std::vector<common::Token> tokens;
   common::Matrix logits;  // [num_rows, vocab_size]
 };

@@ -188,6 +188,13 @@ Token argmax(std::span<const float> logits) {
   return static_cast<Token>(best);
 }
 
+Token drawn_token(Token token) {
+  if (token < 0) {
+    throw InputError("the model computes NaN or +inf as a logit, or -inf for all");
+  }
+  return token;
+}
+
 std::string problem_of(const SamplingOptions& options) {
   const auto is_share = [](float value) { return value >= 0.0F && value <= 1.0F; };  // NaN is none
   if (!std::isfinite(options.temperature) || options.temperature < 0.0F) {

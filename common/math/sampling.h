@@ -66,6 +66,9 @@ float min_score(const SamplingOptions& options);
 // a model's file can cause: returning some token would hide it.
 Token argmax(std::span<const float> logits);
 
+// A token that a GPU has drawn. Throws InputError if it is -1, which stands for logits that argmax or sample refuse.
+Token drawn_token(Token token);
+
 // Draws one token: of the tokens that the options keep, the one with the largest logit / temperature + Gumbel noise
 // (common/math/gumbel.h), the lowest id on a tie. `position` is the number of tokens before this one, prompt included.
 // `sample_index` makes several texts from one prompt and seed differ. `prompt` and `reply` are the tokens before, which

@@ -15,6 +15,8 @@
 
 namespace common {
 
+inline constexpr int kMaxDrafts = 8;
+
 struct Request {
   std::vector<Token> prompt;  // at least one token
   int max_new_tokens = 0;     // at least 1
@@ -27,7 +29,7 @@ struct Request {
   int min_tokens = 0;              // no stop token is drawn before this many tokens; stop_strings have their own
   // The reply begins with these, whatever the logits say: so a given text's log-probabilities are found.
   std::vector<Token> forced = {};
-  // Max drafts of a step, by an engine that speculates; absent: as the engine's options say.
+  // Max drafts of a step, up to kMaxDrafts, by an engine that speculates; absent: as many as it was made for.
   std::optional<int> num_speculative_tokens = std::nullopt;
 };
 

@@ -212,8 +212,8 @@ void print_texts(Engine& engine, const std::vector<Workload>& workloads, const S
         std::array<std::vector<common::Token>, 2> texts;
         for (const bool has_drafts : {false, true}) {
           Sums sums;
-          texts[has_drafts ? 1 : 0] = serve(engine, request, options.copies,
-                                            has_drafts ? options.engine.num_speculative_tokens : 0, salt, sums);
+          texts[has_drafts ? 1 : 0] =
+              serve(engine, request, options.copies, has_drafts ? options.num_drafts : 0, salt, sums);
           Sums& best = has_drafts ? best_drafted : best_plain;
           best = round == 0 || sums.seconds < best.seconds ? sums : best;
         }
@@ -321,7 +321,7 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
         }
         const common::Llama& model = synthetic ? *synthetic : session.model;
         const std::unique_ptr<Engine> engine =
-            make_engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
+            make_engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)), options.num_drafts);
         print_texts(*engine, texts, options);
         print_costs(*engine, options);
       },
@@ -336,7 +336,7 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
   command.exclude("--prompts", "--chat");  // the model's template, if it has one
   command.remove("--max-new-tokens");      // also for the prompts of the file
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24}, "maximum number of tokens of a reply");
-  command.option("--speculate", options.engine.num_speculative_tokens, {1, kMaxDrafts}, "max drafts a step");
+  command.option("--speculate", options.num_drafts, {1, common::kMaxDrafts}, "max drafts a step");
   command.option("--copies", options.copies, {1, 64}, "how many copies of each text are served together");
   command.option("--synthetic", options.synthetic,
                  "random weights in the shape of a published model: " + common::preset_names());

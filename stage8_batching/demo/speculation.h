@@ -11,7 +11,8 @@
 namespace stage8 {
 
 struct SpeculateOptions {
-  EngineOptions engine = {.num_slots = std::nullopt, .num_speculative_tokens = kMaxDrafts};
+  EngineOptions engine = {.num_slots = std::nullopt};
+  int num_drafts = common::kMaxDrafts;  // max drafts of a step
   int rounds = 9;
   int copies = 1;         // of each text, served together
   std::string synthetic;  // a published model's name, for random weights of its shape; empty: the session's model

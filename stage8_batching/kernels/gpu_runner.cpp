@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/check.h"
@@ -56,7 +57,7 @@ PageShape with_blocks(PageShape shape, int num_blocks) {
 
 struct GpuRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
-       int sequences_announced, const PagedKernels& table, const std::optional<MemoryShare>& share,
+       int sequences_announced, const PagedKernels& table, const std::optional<common::MemoryShare>& share,
        common::Communicator* peers, const MakeSampler& make_sampler, int rows_announced)
       : kernels(table),
         block(page_shape(cache_shape, options)),
@@ -84,7 +85,7 @@ struct GpuRunner::Impl {
   }
 
   // To be called when everything else is allocated: the share is a part of the memory that is still free.
-  CacheSize sized(const KvCacheShape& cache_shape, const std::optional<MemoryShare>& share,
+  CacheSize sized(const KvCacheShape& cache_shape, const std::optional<common::MemoryShare>& share,
                   common::Communicator* peers) const {
     CacheSize size{.num_blocks = cache_shape.num_blocks,
                    .block_size = block.block_size,
@@ -96,8 +97,11 @@ struct GpuRunner::Impl {
       std::size_t total_bytes = 0;
       CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
       const auto own = static_cast<std::int64_t>(free_bytes);
-      fit_into_gpus(size, *share, peers == nullptr ? own : peers->smallest(own),
-                    peers == nullptr ? 1 : peers->shard().count);
+      common::CacheRoom room =
+          common::room_on_gpus(*share, peers == nullptr ? own : peers->smallest(own),
+                               peers == nullptr ? 1 : peers->shard().count, size.block_size, size.bytes_per_slot);
+      size.num_blocks = room.num_blocks;
+      size.reason = std::move(room.reason);
     }
     return size;
   }
@@ -154,7 +158,7 @@ std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::Ll
 }
 
 GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                     int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share,
+                     int max_sequences, const PagedKernels& kernels, const std::optional<common::MemoryShare>& share,
                      common::Communicator* peers, const MakeSampler& make_sampler, int max_rows) {
   const std::int64_t block_bytes = shape.num_layers * page_shape(shape, options).bytes_per_block();
   try {

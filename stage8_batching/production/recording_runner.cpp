@@ -22,7 +22,7 @@ int recorded_size(int num_sequences) {
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,
-                                 const std::optional<MemoryShare>& share, common::Communicator* peers)
+                                 const std::optional<common::MemoryShare>& share, common::Communicator* peers)
     : GpuRunner(
           model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers,
           [peers](int vocab_size, int max_rows) {

@@ -18,8 +18,8 @@ class RecordingRunner : public GpuRunner {
  public:
   // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                  int max_sequences, const common::PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
-                  common::Communicator* peers = nullptr);
+                  int max_sequences, const common::PagedKernels& kernels,
+                  const std::optional<common::MemoryShare>& share = {}, common::Communicator* peers = nullptr);
 
   // Also records the steps of all sizes with one token for each sequence.
   void warm_up(int max_tokens, int max_sequences) override;

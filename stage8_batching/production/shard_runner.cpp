@@ -8,7 +8,7 @@ namespace stage8 {
 
 ShardRunner::ShardRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                          int chunk_size, int max_sequences, const common::PagedKernels& kernels,
-                         const std::optional<MemoryShare>& share, common::Communicator& peers)
+                         const std::optional<common::MemoryShare>& share, common::Communicator& peers)
     : RecordingRunner(model, shape, options, chunk_size, max_sequences, kernels, share, &peers), peers_(peers) {}
 
 StepId ShardRunner::enqueue(const RaggedBatch& batch) {

@@ -10,7 +10,7 @@ class ShardRunner : public RecordingRunner {
  public:
   // As RecordingRunner. peers must outlive the runner.
   ShardRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-              int max_sequences, const common::PagedKernels& kernels, const std::optional<MemoryShare>& share,
+              int max_sequences, const common::PagedKernels& kernels, const std::optional<common::MemoryShare>& share,
               common::Communicator& peers);
   ~ShardRunner() override { finish(); }  // freeing memory waits for the GPU, which may wait for others
 

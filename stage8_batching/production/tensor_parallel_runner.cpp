@@ -41,7 +41,8 @@ std::string TensorParallelRunner::unsupported(const common::PagedKernels& kernel
 
 TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, int chunk_size, int max_sequences,
-                                           const common::PagedKernels& kernels, const std::optional<MemoryShare>& share)
+                                           const common::PagedKernels& kernels,
+                                           const std::optional<common::MemoryShare>& share)
     : group_(options.tensor_parallel, kMaxWait, options.all_reduce),
       runners_(static_cast<std::size_t>(options.tensor_parallel)) {
   const int count = options.tensor_parallel;

@@ -28,7 +28,7 @@ class TensorParallelRunner : public Runner {
   // the number of blocks. Throws InputError also if the GPUs cannot connect.
   TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                        int max_sequences, const common::PagedKernels& kernels,
-                       const std::optional<MemoryShare>& share = {});
+                       const std::optional<common::MemoryShare>& share = {});
   ~TensorParallelRunner() override;
   TensorParallelRunner(const TensorParallelRunner&) = delete;
   TensorParallelRunner& operator=(const TensorParallelRunner&) = delete;

@@ -5,7 +5,6 @@
 #include <span>
 #include <utility>
 
-#include "../cache_size.h"
 #include "../make_runner.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -313,7 +312,7 @@ std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
 }
 
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
-                                                         const common::EngineDemand& demand,
+                                                         const common::EngineDemand& demand, int num_drafts,
                                                          const MakeScheduler& make_scheduler) {
   SchedulerOptions& scheduler = options.scheduler;
   if (demand.requests.empty()) {
@@ -349,7 +348,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   if (make_scheduler) {
     parts.engine = std::make_unique<Engine>(model, options, std::move(runner), *parts.clock, make_scheduler);
   } else {
-    parts.engine = make_engine(model, options, std::move(runner), *parts.clock);
+    parts.engine = make_engine(model, options, std::move(runner), num_drafts, *parts.clock);
   }
   auto adapter = std::make_unique<OwningAdapter>(std::move(parts));
   adapter->watch_passes(demand.on_pass);

@@ -82,9 +82,10 @@ class EngineAdapter : public common::ServedEngine {
   bool is_in_step_ = false;
 };
 
-// Makes an engine with a clock that starts when all is ready.
+// Makes an engine with a clock that starts when all is ready. num_drafts: as for make_engine(); an engine with a
+// scheduler of another kind computes none.
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
-                                                         const common::EngineDemand& demand,
+                                                         const common::EngineDemand& demand, int num_drafts = 0,
                                                          const MakeScheduler& make_scheduler = nullptr);
 
 // The pool on which the page runs the commands of `demo --shell`; add_commands adds them.

@@ -10,18 +10,18 @@
 
 namespace stage8 {
 
-void add_draft_option(common::Command& command, EngineOptions& options) {
-  command.option("--speculate", options.num_speculative_tokens, {0, kMaxDrafts},
+void add_draft_option(common::Command& command, int& num_drafts) {
+  command.option("--speculate", num_drafts, {0, common::kMaxDrafts},
                  "max drafts a step: guesses of how a text goes on, looked up in the text itself");
 }
 
 #ifdef COURSE_PRODUCTION
 
-int max_drafts() { return kMaxDrafts; }
+int max_drafts() { return common::kMaxDrafts; }
 
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
-                                    std::unique_ptr<Runner> runner, Clock& clock) {
-  return make_speculating_engine(model, options, std::move(runner), clock);
+                                    std::unique_ptr<Runner> runner, int num_drafts, Clock& clock) {
+  return make_speculating_engine(model, options, std::move(runner), num_drafts, clock);
 }
 
 #else
@@ -29,8 +29,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 int max_drafts() { return 0; }
 
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
-                                    std::unique_ptr<Runner> runner, Clock& clock) {
-  if (options.num_speculative_tokens > 0) {
+                                    std::unique_ptr<Runner> runner, int num_drafts, Clock& clock) {
+  if (num_drafts > 0) {
     throw common::InputError("--speculate needs production/, which is left out of this build (COURSE_PRODUCTION)");
   }
   return std::make_unique<Engine>(model, options, std::move(runner), clock);

@@ -54,7 +54,7 @@ stage::GenerationRequest random_task(Random& random) {
   request.sampling.seed = random.below(1000);
   request.sample_index = between(random, 0, 2);
   if (random.below(8) > 0) {
-    request.num_speculative_tokens = between(random, 1, stage::kMaxDrafts);
+    request.num_speculative_tokens = between(random, 1, common::kMaxDrafts);
   }
   if (random.below(2) == 0) {
     request.sampling.temperature = 0.1F * static_cast<float>(between(random, 1, 12));

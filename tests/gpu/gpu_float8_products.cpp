@@ -142,8 +142,7 @@ TEST_CASE("GPU: the library's products of float8 and float8, against float64 of 
     const auto cols = static_cast<std::size_t>(shape.cols);
     const std::vector<std::uint8_t> x = random_bytes(random, tokens * cols);
     const std::vector<std::uint8_t> weights = random_bytes(random, rows * cols);
-    // Of every size, in float32, one of them 0, one that makes numbers beyond bfloat16's, if they were not scaled,
-    // small.
+    // Of every size: one is 0, and one is so small that it brings products beyond bfloat16's range back into it.
     std::vector<float> x_scales(tokens);
     std::vector<float> row_scales(rows);
     for (float& scale : x_scales) {

@@ -96,7 +96,7 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
   scheduler.token_budget = between(random, 12, 100);
   scheduler.max_sequences = between(random, 2, 10);
   options.prefix_cache = random.below(4) > 0;
-  options.num_speculative_tokens = between(random, 1, stage::kMaxDrafts);
+  const int num_drafts = between(random, 1, common::kMaxDrafts);
   scheduler.headroom = between(random, 0, 1);
   scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
   if (random.below(4) == 0) {
@@ -106,8 +106,8 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
   // As if drafts and waiting cost nothing, or as in a large model.
   const stage::TokenCost free = {.per_token = 0.0, .max_tokens = stage::kMaxGpuTokens};
   const std::unique_ptr<stage::SpeculatingEngine> engine =
-      stage::make_speculating_engine(bundled().llama, options, stage::make_runner(bundled().llama, options), clock,
-                                     random.below(2) == 0 ? free : kCostOfLargeModel);
+      stage::make_speculating_engine(bundled().llama, options, stage::make_runner(bundled().llama, options), num_drafts,
+                                     clock, random.below(2) == 0 ? free : kCostOfLargeModel);
   engine->on_step([&](const stage::StepReport& report) {
     totals.drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
     totals.accepted += report.num_accepted;
@@ -169,10 +169,8 @@ TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain d
        {common::GpuTypes{.precision = common::Precision::kBFloat16},
         common::GpuTypes{.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8},
         common::GpuTypes{.precision = common::Precision::kBFloat16, .weights = common::WeightType::kFloat8}}) {
-    stage::EngineOptions options{.num_slots = 4096,
-                                 .prefix_cache = false,
-                                 .gpu = {.device = stage::Device::kGpu, .types = type},
-                                 .num_speculative_tokens = 8};
+    stage::EngineOptions options{
+        .num_slots = 4096, .prefix_cache = false, .gpu = {.device = stage::Device::kGpu, .types = type}};
     // Two logits that differ by rounding may change places, and then a text goes on differently. So each token is
     // compared with what plain decoding of the same text would draw: that logit is larger by so little. A row's logits
     // move by up to 0.28 in bfloat16 and 1.16 with float8 K and V (gpu_runner.cpp), and both may, in opposite
@@ -182,7 +180,7 @@ TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain d
     for (const std::string& prompt : prompts) {
       stage::VirtualClock clock;
       const std::unique_ptr<stage::SpeculatingEngine> owned = stage::make_speculating_engine(
-          bundled().llama, options, stage::make_runner(bundled().llama, options), clock, kCostOfLargeModel);
+          bundled().llama, options, stage::make_runner(bundled().llama, options), 8, clock, kCostOfLargeModel);
       stage::SpeculatingEngine& engine = *owned;
       const common::Request request = tests::greedy_request(prompt, 100);
       const std::vector<common::Token> text = serve(engine, request, num_accepted);

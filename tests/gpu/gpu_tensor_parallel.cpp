@@ -262,7 +262,7 @@ TEST_CASE("Two GPUs: the smaller memory sizes the cache, and none is left behind
     SKIP_TEST(reason);
   }
   const common::Llama& model = bundled().llama;
-  const auto make = [&](int num_blocks, const std::optional<stage::MemoryShare>& share) {
+  const auto make = [&](int num_blocks, const std::optional<common::MemoryShare>& share) {
     const stage::GpuOptions options{.tensor_parallel = 2};
     return std::make_unique<stage::TensorParallelRunner>(model, shape_of(num_blocks), options, 64, 8,
                                                          tests::built_kernels(options), share);
@@ -271,7 +271,7 @@ TEST_CASE("Two GPUs: the smaller memory sizes the cache, and none is left behind
   const std::int64_t before[2] = {free_bytes(0), free_bytes(1)};
   {
     const common::DeviceMemory taken = take_memory(4096 * kMiB);
-    const auto runner = make(0, stage::MemoryShare{.memory_fraction = 0.5, .max_slots = std::int64_t{1} << 30});
+    const auto runner = make(0, common::MemoryShare{.memory_fraction = 0.5, .max_slots = std::int64_t{1} << 30});
     // 1/2 of 4 GiB or a little less, of 6 layers' K and V of one kv head of 32 dimensions.
     const std::int64_t block_bytes = std::int64_t{2} * 6 * 16 * 32 * 4;
     CHECK(runner->cache().num_blocks * block_bytes < 2048 * kMiB);

@@ -127,7 +127,7 @@ TEST_CASE("runner: logits without a largest one end in words, not in a token") {
   FakeEngine fake(small_model());
   fake.runner->on_result([](stage::StepResult& result) { result.tokens.assign(result.tokens.size(), -1); });
   const common::Request request = make_request(9, 1);  // a single token, which is never appended
-  CHECK_THROWS_AS(tests::run_requests(*fake.engine, std::span(&request, 1)), common::CheckError);
+  CHECK_THROWS_AS(tests::run_requests(*fake.engine, std::span(&request, 1)), common::InputError);
 }
 
 TEST_CASE("runner: a greedy token is all that is fetched, and logits only to draw from them") {
@@ -287,6 +287,9 @@ TEST_CASE("runner: a request whose logits have no largest one fails, and the oth
     for (std::size_t i = 0; i < served.ids.size(); ++i) {
       if (!served.has_failed(served.ids[i])) {
         CHECK(served.tokens(served.ids[i]) == Served::expected(served.requests[i]));
+      } else {  // the model's fault, told to its user: no place in the source
+        const std::string& error = served.engine.output(served.ids[i]).error;
+        CHECK(error == "the model computes NaN or +inf as a logit, or -inf for all");
       }
     }
     served.check_serves();

@@ -1447,3 +1447,16 @@ TEST_CASE("metrics: a beam search has no time to its first token, and a time per
   CHECK(measured.tally.per_token_seconds.spread().mean > 0.0);
   CHECK(common::report_json(measured.engine, measured.tally, std::nullopt)["seconds_to_first_token"].is_null());
 }
+
+TEST_CASE("cache size: a step's sequences can fill as much as their contexts allow") {
+  const common::LlamaConfig& config = tests::small_model().config();
+  stage::EngineOptions options;
+  options.scheduler.max_sequences = 200;
+  CHECK(stage::memory_share(config, options).max_slots == 200 * tests::kSmallContext);
+  options.context_length = 30;
+  CHECK(stage::memory_share(config, options).max_slots == 200 * 30);
+  options.context_length = 1000;  // more than the model has
+  CHECK(stage::memory_share(config, options).max_slots == 200 * tests::kSmallContext);
+  options.scheduler.max_sequences = 1;
+  CHECK(stage::memory_share(config, options).max_slots == options.min_slots);
+}

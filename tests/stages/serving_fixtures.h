@@ -45,7 +45,7 @@ inline std::unique_ptr<stage::Engine> make_serving_engine(const common::Llama& m
 #ifdef COURSE_PRODUCTION
   if (options.speculates && !options.static_batches) {
     const stage::TokenCost cost{.per_token = 0.0, .max_tokens = 64};
-    return stage::make_speculating_engine(model, engine, std::move(runner), clock, cost);
+    return stage::make_speculating_engine(model, engine, std::move(runner), 0, clock, cost);
   }
 #endif
   stage::MakeScheduler make_scheduler;

@@ -276,12 +276,11 @@ TEST_CASE("SPECULATION.md, invariant 5: drafts take only what a step leaves of c
     request.prompt.push_back(request.prompt[static_cast<std::size_t>(i)]);  // a period of 4
   }
   stage::VirtualClock clock;
-  const stage::EngineOptions options{
-      .num_slots = 512, .gpu = {.device = stage::Device::kCpu}, .num_speculative_tokens = 4};
+  const stage::EngineOptions options{.num_slots = 512, .gpu = {.device = stage::Device::kCpu}};
   constexpr int kMaxTokens = 6;
   const std::unique_ptr<stage::SpeculatingEngine> owned =
       stage::make_speculating_engine(tests::small_model(), options, stage::make_runner(tests::small_model(), options),
-                                     clock, stage::TokenCost{.per_token = 0.0, .max_tokens = kMaxTokens});
+                                     4, clock, stage::TokenCost{.per_token = 0.0, .max_tokens = kMaxTokens});
   stage::SpeculatingEngine& engine = *owned;
   int most_drafts = 0;
   int sequences_with_drafts = 0;
@@ -380,22 +379,4 @@ TEST_CASE("the dearer a draft is, the surer it has to be") {
     cheap.book(3, 0);  // where a draft costs nothing, none is too many
     CHECK(cheap.may_draft());
   }
-}
-
-TEST_CASE("how many drafts a request may ask for") {
-  tests::ServingOptions options;
-  options.speculates = true;
-  tests::Serving serving(options);
-  stage::GenerationRequest request{.request = tests::make_request(4, 4)};
-  for (const int wanted : {-1, 9, 1000}) {
-    request.request.num_speculative_tokens = wanted;
-    const stage::RequestOutput& output = serving.engine.output(serving.submit(request));
-    CHECK(output.finish_reason == common::FinishReason::kRejected);
-    CHECK(output.error == std::to_string(wanted) + " drafts in a step, and this server computes up to 8");
-  }
-  stage::EngineOptions engine_options{.gpu = {.device = stage::Device::kCpu}};
-  engine_options.num_speculative_tokens = 9;
-  CHECK_THROWS_AS(stage::make_engine(tests::small_model(), engine_options,
-                                     stage::make_runner(tests::small_model(), engine_options)),
-                  common::InputError);
 }

@@ -110,9 +110,12 @@ struct Device {
     auto made = std::make_unique<DeviceRunner>(stage::make_runner(model, own), own.scheduler.max_sequences, script);
     runner = made.get();
     // As for a large model: for small ones, drafts on a GPU hardly ever pay.
-    engine = stage::make_speculating_engine(model, own, std::move(made), clock, stage::gpu_token_cost(16, 2.5e9));
+    engine = stage::make_speculating_engine(model, own, std::move(made), 0, clock, stage::gpu_token_cost(16, 2.5e9));
     engine->on_step([this](const stage::StepReport& report) {
       num_drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
+      for (const int drafts : report.num_drafts) {
+        most_drafts = std::max(most_drafts, drafts);
+      }
       num_accepted += report.num_accepted;
       num_preempted += static_cast<int>(report.swapped_out.size() + report.recomputed.size());
     });
@@ -122,6 +125,7 @@ struct Device {
   DeviceRunner* runner = nullptr;
   std::unique_ptr<stage::SpeculatingEngine> engine;
   int num_drafts = 0;
+  int most_drafts = 0;  // of a sequence in a step
   int num_accepted = 0;
   int num_preempted = 0;
 };
@@ -138,7 +142,7 @@ stage::GenerationRequest random_task(common::Random& random) {
   for (std::size_t i = 0; i < once; ++i) {
     request.prompt.push_back(request.prompt[i]);
   }
-  request.num_speculative_tokens = between(random, 0, 3) == 0 ? 0 : between(random, 1, stage::kMaxDrafts);
+  request.num_speculative_tokens = between(random, 0, 3) == 0 ? 0 : between(random, 1, common::kMaxDrafts);
   request.sampling = {.temperature = random.below(2) == 0 ? 0.0F : 0.4F, .seed = random.below(100)};
   request.sampling.repetition_penalty = random.below(4) == 0 ? 1.2F : 1.0F;
   request.num_logprobs = random.below(8) == 0 ? 1 : 0;  // fetches logits
@@ -233,7 +237,7 @@ TEST_CASE("drafts on a device: a request that is swapped in drafts beside tokens
     CAPTURE(seed);
     common::Random random(seed);
     std::vector<stage::GenerationRequest> tasks;
-    for (const int most_drafts : {0, 0, stage::kMaxDrafts}) {
+    for (const int most_drafts : {0, 0, common::kMaxDrafts}) {
       tasks.push_back(random_task(random));
       tasks.back().request.num_speculative_tokens = most_drafts;
       tasks.back().request.max_new_tokens = most_drafts == 0 ? between(random, 14, 26) : 26;
@@ -276,4 +280,9 @@ TEST_CASE("drafts on a device: a request whose text does not repeat itself runs 
   CHECK(quoted->num_accepted > 170);
   CHECK(quoted->num_accepted == quoted->num_drafts);
   CHECK(quoted->runner->num_steps < 330);
+
+  // However many it asks for.
+  CHECK(serve_script(quoting, 500, 1000)->most_drafts == common::kMaxDrafts);
+  CHECK(serve_script(quoting, 500, 2)->most_drafts == 2);
+  CHECK(serve_script(quoting, 500, -5)->num_drafts == 0);
 }

@@ -99,10 +99,9 @@ __device__ __forceinline__ void multiply(float (&even)[2], float (&odd)[2], cons
   odd[1] = fmaf(__uint_as_float(x.w), __uint_as_float(w.w), odd[1]);
 }
 
-// For 9 tokens or more, all of the tensor core's 16 tokens are there, or it multiplies twice. Makes of 8 columns of
-// tokens g (low) and g + 8 (high) what it takes for the first and the second 8 of them: 4 registers in a row each. The
-// compiler would otherwise repeat the copies before every product, so `zero`, which it does not know, makes them look
-// like arithmetic.
+// For 9 tokens or more, which fill all 16 rows of a product. low and high are 16 bytes of token g and of token g + 8;
+// afterwards they are the operands of two products, 4 neighbouring registers each. The compiler would otherwise repeat
+// the copies before every product, so `zero`, which it does not know, makes them look like arithmetic.
 __device__ __forceinline__ void interleave(uint4& low, uint4& high, unsigned zero) {
   const uint4 first = {low.x | zero, high.x | zero, low.y | zero, high.y | zero};
   const uint4 second = {low.z | zero, high.z | zero, low.w | zero, high.w | zero};

@@ -34,17 +34,15 @@ SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOpt
     : Engine(model, options, std::move(runner), clock, make_scheduler),
       speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)) {}
 
-std::string SpeculatingEngine::rejection(const GenerationRequest& request) const {
-  std::string reason = Engine::rejection(request);
-  const int drafts = request.request.num_speculative_tokens.value_or(0);
-  if (reason.empty() && (drafts < 0 || drafts > kMaxDrafts)) {
-    reason = common::format("%d drafts in a step, and this server computes up to %d", drafts, kMaxDrafts);
-  }
-  return reason;
+Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
+  report_drafts(groups);
+  Step step(manager_, std::move(groups));
+  const RaggedBatch& batch = with_drafts(step.batch());
+  step.enqueued(forward(batch), batch.logits_rows.size(), !speculating_.is_awaited() && may_run_ahead(step));
+  return step;
 }
 
-const RaggedBatch& SpeculatingEngine::batch_to_compute(Step& step) {
-  const RaggedBatch& own = step.batch();
+const RaggedBatch& SpeculatingEngine::with_drafts(const RaggedBatch& own) {
   first_rows_.clear();
   if (!speculating_.has_drafts()) {
     return own;
@@ -94,10 +92,6 @@ void SpeculatingEngine::add_rows(SequenceId sequence, std::size_t row, int index
   }
 }
 
-bool SpeculatingEngine::may_run_ahead(const Step& step) const {
-  return !speculating_.is_awaited() && Engine::may_run_ahead(step);
-}
-
 void SpeculatingEngine::extend(const Step& step, const ScheduledGroup& scheduled, int row) {
   SequenceGroup& group = *scheduled.group;
   Engine::extend(step, scheduled, row);
@@ -131,11 +125,13 @@ GroupResult SpeculatingEngine::result_behind(const Step& step, const SequenceGro
   return result;
 }
 
-void SpeculatingEngine::report_schedule(const ScheduledStep& step) {
-  Engine::report_schedule(step);
+void SpeculatingEngine::report_drafts(const std::vector<ScheduledGroup>& groups) {
   StepReport& report = reporter_.report();
-  for (std::size_t i = 0; i < step.groups.size(); ++i) {
-    for (const SequenceId sequence : step.groups[i].tokens.sequences) {
+  if (!speculating_.has_drafts() || groups.size() != report.num_served.size()) {
+    return;  // the second: a group gets a pass of its own, and all have been reported
+  }
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    for (const SequenceId sequence : groups[i].tokens.sequences) {
       const std::span<const common::Token> drafts = speculating_.drafts_of(sequence);
       const auto num_drafts = static_cast<int>(drafts.size());
       report.num_queries[report.num_drafts.size()] += num_drafts;
@@ -143,7 +139,7 @@ void SpeculatingEngine::report_schedule(const ScheduledStep& step) {
       report.num_served[i] += num_drafts;
       if (num_drafts > 0) {
         const int position = manager_.length(sequence) + 1;  // behind the text's last token
-        report.drafts.push_back({step.groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
+        report.drafts.push_back({groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
       }
     }
   }
@@ -159,12 +155,8 @@ void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_p
 }
 
 std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
-                                                           std::unique_ptr<Runner> runner, Clock& clock,
+                                                           std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
                                                            const std::optional<TokenCost>& cost) {
-  const int num_drafts = options.num_speculative_tokens;
-  if (num_drafts > kMaxDrafts) {
-    throw common::InputError(common::format("--speculate: at most %d drafts a step", kMaxDrafts));
-  }
   const TokenCost chosen = cost.value_or(token_cost(model, options.gpu, *runner));
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler, bool use_prefix_cache) {
     return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);

@@ -21,24 +21,25 @@ class SpeculatingEngine : public Engine {
   SpeculatingEngine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner,
                     Clock& clock, const MakeScheduler& make_scheduler);
 
-  std::string rejection(const GenerationRequest& request) const override;
-
  protected:
-  // With each sequence's drafts behind its own token. Their rows of logits come after all others, so that the step's
-  // own rows keep their numbers, although sequences with drafts come after those with one token.
-  const RaggedBatch& batch_to_compute(Step& step) override;
-  // Not if a request waits for its token, to look it up.
-  bool may_run_ahead(const Step& step) const override;
+  // Enqueues the step's batch with drafts in it. The next step does not run ahead of it if a request waits for its
+  // token, to look it up.
+  Step prepare(std::vector<ScheduledGroup> groups) override;
   // Gives the group its own token, and then takes up its drafts, one by one, as long as each is the next token of all
   // its texts: its K and V are in their slots, so it is committed, and the rows behind it give the texts their next
   // tokens.
   void extend(const Step& step, const ScheduledGroup& scheduled, int row) override;
-  void report_schedule(const ScheduledStep& step) override;
 
  private:
+  // What the runner computes for the step: its batch, with each sequence's drafts behind its own token. Their rows of
+  // logits come after all others, so that the step's own rows keep their numbers, although sequences with drafts come
+  // after those with one token.
+  const RaggedBatch& with_drafts(const RaggedBatch& own);
   // Adds the rows of logits behind the sequence's drafts to batch_, and how the tokens after them are drawn. row: the
   // row of logits behind its own token, which is batch_.tokens[index].
   void add_rows(SequenceId sequence, std::size_t row, int index);
+  // Adds the drafts of these groups to the report.
+  void report_drafts(const std::vector<ScheduledGroup>& groups);
   // The rows behind one draft of each live branch.
   GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
@@ -52,10 +53,10 @@ class SpeculatingEngine : public Engine {
 // counts it as part of the cache, and publishes the block that it fills, if blocks are published at all.
 void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache);
 
-// With a scheduler for the costs on the runner, or for others. Throws InputError if the options ask for too many
-// drafts.
+// num_drafts: max drafts of a step for requests that do not say. With a scheduler for the costs on the runner, or for
+// others.
 std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
-                                                           std::unique_ptr<Runner> runner, Clock& clock,
+                                                           std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
                                                            const std::optional<TokenCost>& cost = std::nullopt);
 
 }  // namespace

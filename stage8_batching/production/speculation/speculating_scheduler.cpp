@@ -77,7 +77,8 @@ void SpeculatingScheduler::count_accepted(const SequenceGroup& group) {
 
 int SpeculatingScheduler::max_drafts(const SequenceGroup& group) const {
   const bool is_beam_search = dynamic_cast<const BeamSearch*>(&group) != nullptr;
-  return is_beam_search ? 0 : group.request().num_speculative_tokens.value_or(default_drafts_);
+  const int wanted = group.request().num_speculative_tokens.value_or(default_drafts_);
+  return is_beam_search ? 0 : std::clamp(wanted, 0, common::kMaxDrafts);
 }
 
 void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, ScheduledStep& step) {
