@@ -1070,8 +1070,13 @@ class Terminal(ProgramTest):
     def test_the_shell_greets_and_prompts(self):
         shown = self.session("demo", "--shell", typed=b"new A 3\nquit\n")
         self.assertIn("'help' lists the commands", shown)
-        self.assertIn("a digit how", shown)
         self.assertEqual(len(re.findall(r"^> |> ", shown)), 2, shown)
+        for columns in (60, 80):
+            shown = self.session("demo", "--shell", typed=b"", until=rb"\n> ", columns=columns).replace("\r", "")
+            while taken_back := re.search(r"\x1b\[(\d+)D\x1b\[K", shown):  # a word that begins the next line instead
+                shown = shown[:taken_back.start() - int(taken_back[1])] + shown[taken_back.end():]
+            self.assertIn("a digit how many", shown.replace("\n", " "))
+            self.assertLessEqual(max(map(len, shown.split("\n"))), columns, shown)
         self.assertNotIn("> ", run("demo", "--shell").stdout.decode())
 
     def test_a_dumb_terminal_gets_no_escape_sequences(self):
