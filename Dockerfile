@@ -1,8 +1,8 @@
 # The course in a container, on Debian 12 with Debian's packages, built for this machine's own processor:
 #
 #   docker build --tag course .
-#   docker run --interactive --tty --publish 8080:8080 course
-#   build/stage8 serve --http 0.0.0.0:8080    # inside: a page at http://localhost:8080 outside
+#   docker run --interactive --tty --publish 127.0.0.1:8080:8080 course
+#   build/stage8 serve --http 0.0.0.0:8080 --pool-controls    # inside: a page at http://localhost:8080 outside
 
 # What the README's first command installs, for a user who may use sudo.
 FROM debian:bookworm AS tools

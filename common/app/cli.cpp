@@ -530,7 +530,6 @@ Command& Program::add_generate(StartEngine start) {
   command.flag("--stream", options->stream, "write each token as it comes, as on a terminal");
   command.flag("--quiet", options->quiet, "write the texts alone: no prompts, no counters, no times");
   command.file("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
-  command.exclude("--quiet", "--json");
   command.exclude("--quiet", "--logprobs");
   command.exclude("--stream", "--json");
   command.exclude("--stream", "--logprobs");

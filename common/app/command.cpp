@@ -355,6 +355,13 @@ int CommandLine::run(int argc, const char* const* argv) {
     print_next_words(std::vector<std::string>(argv + 2, argv + argc));
     return 0;
   }
+  // "help serve" is "serve --help".
+  std::vector<const char*> words(argv, argv + argc);
+  if (argc > 1 && std::string_view(argv[1]) == "help") {
+    words.erase(words.begin() + 1);
+    words.push_back("--help");
+    argv = words.data();
+  }
   std::string who = app_->get_name();
   const auto refuse = [&](const std::string& problem) {
     std::cerr << who << ": " << problem << '\n' << "try '" << who << " --help'\n";

@@ -24,6 +24,7 @@
 #include "common/app/drawing_options.h"
 #include "common/app/result_file.h"
 #include "common/app/text_stream.h"
+#include "common/app/words.h"
 #include "common/base/check.h"
 #include "common/base/json.h"
 #include "common/base/machine.h"
@@ -37,7 +38,8 @@ namespace {
 constexpr const char* kHelp =
     "  /regenerate      another reply to the last message\n"
     "  /reset           begin a new conversation\n"
-    "  /system TEXT     begin a new one with this system prompt; no TEXT: show it\n"
+    "  /system TEXT     begin a new one with this system prompt, \"\" for none; no TEXT:\n"
+    "                   show it\n"
     "  /set NAME VALUE  how replies are drawn; without a NAME: show all settings\n"
     "  /save FILE       write the conversation to a file; /load FILE goes on with it\n"
     "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply, or clears a line\n"
@@ -116,9 +118,6 @@ std::string expanded(const std::string& path) {
   return path.starts_with("~/") && home != nullptr ? home + path.substr(1) : path;
 }
 
-// "1 message", "3 messages"
-std::string count_messages(std::size_t count) { return format("%zu message%s", count, count == 1 ? "" : "s"); }
-
 // Throws InputError if anything but a regular file is at the path: opening it could block for ever, or give a file only
 // in part.
 void check_regular(const std::string& path) {
@@ -134,6 +133,9 @@ void check_regular(const std::string& path) {
 void write_whole(const std::string& path, const std::string& text) {
   std::error_code error;
   const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);  // behind a link
+  if (std::filesystem::is_symlink(target, error)) {  // renaming would put the file in its place
+    throw InputError("can't write to '" + path + "': a link to nothing");
+  }
   const std::filesystem::path beside =
       target.parent_path() / format(".%08x.part", std::random_device()());  // no file of the user's
   try {
@@ -343,7 +345,7 @@ bool Conversation::run_command(const std::string& message, std::ostream& output)
          system_prompt_.empty() ? "no system prompt but the template's own" : "system: " + quote(system_prompt_));
   } else if (command == "/system") {
     check_utf8(text);
-    system_prompt_ = text;
+    system_prompt_ = text == "\"\"" ? "" : text;
     begin_anew(output);
   } else if (command == "/set") {
     change_setting(text, output);
@@ -405,7 +407,7 @@ void Conversation::save(const std::string& path, std::ostream& output) const {
     }
   }
   write_whole(path, document.dump() + "\n");
-  note(output, count_messages(messages_.size()) + " in " + path);
+  note(output, counted(static_cast<int>(messages_.size()), "message") + " in " + path);
 }
 
 // Reads what save() has written, or messages without tokens. Throws InputError, and changes nothing, if it is neither.
@@ -460,13 +462,15 @@ void Conversation::load(const std::string& path, std::ostream& output) {
   }
   messages_ = std::move(messages);
   num_left_out_ = 0;
+  is_filling_ = false;
   system_prompt_ = !messages_.empty() && messages_.front().role == "system" ? messages_.front().content : "";
-  note(output, count_messages(messages_.size()) + " from " + path);
+  note(output, counted(static_cast<int>(messages_.size()), "message") + " from " + path);
 }
 
 void Conversation::reset() {
   messages_.clear();
   num_left_out_ = 0;
+  is_filling_ = false;
   if (!system_prompt_.empty()) {
     messages_.push_back({"system", system_prompt_});
   }
@@ -548,12 +552,14 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
   const bool is_full = reply.finish_reason == FinishReason::kLength && max_new_tokens < drawn_.max_new_tokens;
   if (reply.finish_reason == FinishReason::kLength && !is_full) {
     note(output,
-         format("cut after %d tokens (%s)", max_new_tokens, is_typed() ? "/set max_tokens" : "--max-new-tokens"));
+         "cut after " + counted(max_new_tokens, "token") + (is_typed() ? " (/set max_tokens)" : " (--max-new-tokens)"));
   }
-  if (is_full || num_tokens + static_cast<int>(reply.tokens.size()) > nearly_full()) {
+  const bool is_filling = num_tokens + static_cast<int>(reply.tokens.size()) > nearly_full();
+  if (is_full || (is_filling && !is_filling_)) {
     note(output, where + format(" of %d tokens is %s the oldest messages are left out of what the model reads", room(),
                                 is_full ? "full: from now on" : "nearly full: soon"));
   }
+  is_filling_ = is_filling;
 }
 
 // Writes the reply, and what the cache saved; on a terminal also how fast it was. Ctrl-C ends it.
@@ -599,7 +605,8 @@ Completion Conversation::reply_to(std::vector<Token> prompt, int max_new_tokens,
   output << (is_typed() && NoteInterrupts::is_noted() ? "^C\n" : "\n");
   std::string said;
   if (is_typed() && !so_far.tokens.empty()) {
-    said = format("%zu tokens, the first after %.0f ms", so_far.tokens.size(), 1e3 * (first_token - start));
+    said = counted(static_cast<int>(so_far.tokens.size()), "token") +
+           format(", the first after %.0f ms", 1e3 * (first_token - start));
     constexpr std::size_t kTokensOfASpeed = 8;  // fewer tell nothing: a server that runs ahead hands them out in pairs
     if (so_far.tokens.size() > kTokensOfASpeed) {
       said +=

@@ -5,6 +5,7 @@
 #include <ostream>
 #include <sstream>
 
+#include "common/app/text_stream.h"
 #include "common/base/check.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
@@ -18,9 +19,10 @@ void Shell::add(const std::string& name, const std::string& usage, const std::st
 int Shell::run(std::istream& input, std::ostream& output, bool echo) {
   const bool is_typed = &input == &std::cin && is_input_terminal() && is_terminal(output);
   if (is_typed) {
-    output
-        << "'help' lists the commands, 'quit' ends. In a map: a letter is the sequence that owns a slot, a digit how\n"
-           "many own it, - is reserved and empty, c is cached, . is free.\n";
+    WordWrap(output, wrap_columns(output), 0)
+        .write(
+            "'help' lists the commands, 'quit' ends. In a map: a letter is the sequence that owns a slot, a digit how "
+            "many own it, - is reserved and empty, c is cached, . is free.\n");
   }
   const auto prompt = [&] {
     if (is_typed) {

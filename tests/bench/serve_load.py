@@ -29,6 +29,7 @@ import multiprocessing
 import os
 import pathlib
 import random
+import signal
 import sys
 import threading
 import time
@@ -177,6 +178,7 @@ class Clients:
     def run(self, times, num_threads):
         """times: when each request is sent; None: each is sent when another has ended."""
         results, threads = [], []
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler that came with the fork
         self.start.wait()
         begin, used = time.perf_counter(), time.process_time()
         for number in range(num_threads) if times is None else ():
@@ -354,4 +356,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # an exit ends the clients, a signal would not
     sys.exit(main())

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -168,6 +169,19 @@ class ServeLoad(unittest.TestCase):
         cut = data.index(b"2")
         arrived = [(1.0, 3), (2.0, cut), (3.0, len(data))]
         self.assertEqual(serve_load.pieces_of(arrived, data), [(2.0, {"a": 1}), (3.0, {"a": 2}), (3.0, None)])
+
+    def test_no_client_outlives_a_load_that_is_ended(self):
+        path = pathlib.Path(serve_load.__file__)
+        with subprocess.Popen([sys.executable, str(path), self.url, "--concurrency", "4", "--requests", "100000"],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as load:
+            while load.poll() is None and len(FakeServer.bodies) < 8:
+                time.sleep(0.05)
+            load.terminate()
+            self.assertEqual(load.wait(timeout=60), 128 + 15)
+        time.sleep(0.2)
+        num_sent = len(FakeServer.bodies)
+        time.sleep(1)
+        self.assertEqual(len(FakeServer.bodies), num_sent)
 
     def test_failures_are_counted_and_said(self):
         with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(3, 13), (3, 2)]):

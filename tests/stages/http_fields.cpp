@@ -1124,7 +1124,7 @@ TEST_CASE("a beam search has all its texts, each with its end, whole or streamed
     for (int i = 0; i < 3; ++i) {
       const json& choice = whole["choices"].at(static_cast<std::size_t>(i));
       CAPTURE(choice.dump());
-      CHECK(streamed_text(streamed, i) == choice["text"]);
+      CHECK(choice["text"] == streamed_text(streamed, i));
       CHECK(ends[i]["finish_reason"] == choice["finish_reason"]);
       CHECK(ends[i]["stop_reason"] == choice["stop_reason"]);
       CHECK((choice["finish_reason"] == "stop") == !choice["stop_reason"].is_null());
@@ -1164,7 +1164,7 @@ TEST_CASE("usage and ends of several samples are those of their texts, whole or 
   const std::string streamed = read_all(*fixture.post("/v1/completions", body).stream);
   CHECK(events_of(streamed).at(events_of(streamed).size() - 2)["usage"]["completion_tokens"] == num_tokens);
   for (int i = 0; i < 4; ++i) {
-    CHECK(streamed_text(streamed, i) == whole["choices"][static_cast<std::size_t>(i)]["text"]);
+    CHECK(whole["choices"][static_cast<std::size_t>(i)]["text"] == streamed_text(streamed, i));
   }
 }
 

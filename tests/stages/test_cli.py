@@ -267,7 +267,9 @@ class Prompt(ProgramTest):
             result = run("generate", *prompts, "--quiet", *option)
             self.assertEqual((result.returncode, result.stderr), (0, b""))
             self.assertEqual(result.stdout.decode(), "".join(text + "\n" for text in texts))
-        self.assert_usage_error(run("generate", *prompts, "--quiet", "--json", "-"), "--quiet")
+        json_alone = run("generate", *prompts, "--quiet", "--json", "-")  # there is nothing else to leave out
+        self.assertEqual((json_alone.returncode, json_alone.stderr), (0, b""))
+        self.assertEqual([request["text"] for request in json.loads(json_alone.stdout)["requests"]], texts)
 
     def test_json_says_why_a_text_ended(self):
         prompts = ("--prompt", "The old woman opened the door and", "--prompt", "king " * 1100, "--max-new-tokens", "20")
@@ -457,6 +459,9 @@ class Options(ProgramTest):
             result = run(*arguments)
             self.assertEqual(result.returncode, 0, arguments)
             self.assertEqual(result.stderr, b"")
+        for words in ((), ("generate",)):
+            self.assertEqual(run("help", *words).stdout, run(*words, "--help").stdout)
+        self.assert_usage_error(run("help", "genrate"), 'no command "genrate"', "did you mean generate")
         for option in (b"--prompt", b"--model", b"--max-new-tokens", b"--slots", b"--chunk", b"--threads",
                        b"--temperature", b"--top-k", b"--top-p", b"--seed", b"--chat", b"--json"):
             self.assertIn(option, run("generate", "--help").stdout)
@@ -1065,8 +1070,13 @@ class Terminal(ProgramTest):
     def test_the_shell_greets_and_prompts(self):
         shown = self.session("demo", "--shell", typed=b"new A 3\nquit\n")
         self.assertIn("'help' lists the commands", shown)
-        self.assertIn("a digit how", shown)
         self.assertEqual(len(re.findall(r"^> |> ", shown)), 2, shown)
+        for columns in (60, 80):
+            shown = self.session("demo", "--shell", typed=b"", until=rb"\n> ", columns=columns).replace("\r", "")
+            while taken_back := re.search(r"\x1b\[(\d+)D\x1b\[K", shown):  # a word that begins the next line instead
+                shown = shown[:taken_back.start() - int(taken_back[1])] + shown[taken_back.end():]
+            self.assertIn("a digit how many", shown.replace("\n", " "))
+            self.assertLessEqual(max(map(len, shown.split("\n"))), columns, shown)
         self.assertNotIn("> ", run("demo", "--shell").stdout.decode())
 
     def test_a_dumb_terminal_gets_no_escape_sequences(self):

@@ -215,6 +215,13 @@ class Chat(ProgramTest):
     def test_a_conversation_that_outgrows_its_room_says_so_and_goes_on_without_its_oldest_messages(self):
         result = chat("--slots", "64", "--max-new-tokens", "20", lines=["Once upon a time", "king " * 40, "Once"])
         self.assertEqual((result.returncode, result.errors), (0, []))
+        warning = "nearly full: soon the oldest messages are left out"
+        filling = chat("--slots", "96", "--max-new-tokens", "6", lines=[f"king {n}" for n in range(24)]).stdout_text
+        warned = 0
+        for part in filling.split("messages are left out from here on"):  # once before each time
+            self.assertLessEqual(part.count(warning), 1, filling)
+            warned += part.count(warning)
+        self.assertGreater(warned, 1, filling)
         left_out = "[the oldest {} messages are left out from here on: the cache (--slots) has 64 tokens]"
         self.assertIn(left_out.format(2), result.stdout_text)
         self.assertIn(left_out.format(4), result.stdout_text)
@@ -227,10 +234,10 @@ class Chat(ProgramTest):
             self.assertRegex(alone.errors[0], rf"^error: this message( and the system prompt)? ha(s|ve) \d+ tokens, and {limit}$")
 
     def test_a_new_conversation_is_told(self):
-        told = chat(lines=["/reset", "/system Be brief.", "/reset"])
+        told = chat(lines=["/reset", "/system Be brief.", "/reset", '/system ""'])
         self.assertEqual((told.returncode, told.errors), (0, []))
-        with_prompt = '[a new conversation, with the system prompt "Be brief."]'
-        self.assertEqual(told.stdout_text.splitlines(), ["[a new conversation]", with_prompt, with_prompt])
+        without, with_prompt = "[a new conversation]", '[a new conversation, with the system prompt "Be brief."]'
+        self.assertEqual(told.stdout_text.splitlines(), [without, with_prompt, with_prompt, without])
 
     def test_a_message_begins_with_a_slash_behind_a_blank(self):
         path = self.folder / "conversation"
@@ -371,6 +378,13 @@ class Chat(ProgramTest):
         if stage_number() >= 6:
             self.assertRegex(shown, r"tokens/s; [\d,]+ of the conversation's [\d,]+ tokens were in the prefix cache\]")
 
+    def test_one_token_is_no_plural(self):
+        code, shown = on_terminal("chat", "--temperature", "0", "--max-new-tokens", "1", columns=160, typed=[
+            (b"\n> ", b"The king\n"), (b"\n> ", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        self.assertRegex(shown, r"\[1 token, the first after \d+ ms")
+        self.assertIn("[cut after 1 token (/set max_tokens)]", shown)
+
     def test_settings_are_shown_and_changed(self):
         result = chat("--max-new-tokens", "24", lines=["/set", "/set temperature 0", "/set top-k 7", "/set max_tokens = 5",
                                                        "Once upon a time", "/set", "/set top_p 2", "/set size 3"])
@@ -435,6 +449,12 @@ class Chat(ProgramTest):
         self.assertEqual(chat(*self.GREEDY, lines=["Once upon a time", f"/save {link}"]).errors, [])
         before = path.read_text(encoding="utf-8")
         self.assertTrue(link.is_symlink())
+        broken = self.folder / "broken"
+        broken.symlink_to("nothing")
+        self.assertEqual(chat(*self.GREEDY, lines=[f"/save {broken}"]).errors[0],
+                         f"error: can't write to '{broken}': a link to nothing")
+        self.assertTrue(broken.is_symlink())
+        broken.unlink()
 
         def limit_files():  # as a full disk
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
