@@ -38,8 +38,8 @@ namespace {
 constexpr const char* kHelp =
     "  /regenerate      another reply to the last message\n"
     "  /reset           begin a new conversation\n"
-    "  /system TEXT     begin a new one with this system prompt, \"\" for none; no TEXT:\n"
-    "                   show it\n"
+    "  /system TEXT     begin a new one with this system prompt, \"\" for none;\n"
+    "                   without a TEXT: show it\n"
     "  /set NAME VALUE  how replies are drawn; without a NAME: show all settings\n"
     "  /save FILE       write the conversation to a file; /load FILE goes on with it\n"
     "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply, or clears a line\n"
