@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/check.h"
@@ -164,7 +165,16 @@ TEST_CASE("tally: /metrics and the report count the same requests and steps") {
   common::RequestResult rejected;
   rejected.prompt_tokens = 99;
   tally.add(rejected);
-  CHECK(tally.num_finished() == 1);
+  common::RequestResult other;
+  for (const auto& [reason, count] :
+       {std::pair(common::FinishReason::kStop, 2), std::pair(common::FinishReason::kCancelled, 3),
+        std::pair(common::FinishReason::kFailed, 4)}) {
+    other.finish_reason = reason;
+    for (int i = 0; i < count; ++i) {
+      tally.add(other);
+    }
+  }
+  CHECK(tally.num_finished() == 3);
   CHECK(tally.output_tokens_per_second() == 6.0);
   CHECK(tally.queue_seconds.spread().mean == 0.125);
   CHECK(tally.between_tokens_seconds.spread().mean == 0.25);
@@ -173,7 +183,9 @@ TEST_CASE("tally: /metrics and the report count the same requests and steps") {
   const std::string text = common::metrics_text(state, "a \"model\"");
   for (const char* const line :
        {"vllm:prompt_tokens_total{model_name=\"a \\\"model\\\"\"} 4\n", "vllm:generation_tokens_total{model_name=",
-        "course:requests_rejected_total{model_name=\"a \\\"model\\\"\"} 1\n", "num_gpu_blocks=\"4\"} 1\n",
+        "course:requests_rejected_total{model_name=\"a \\\"model\\\"\"} 1\n", "finished_reason=\"length\"} 1\n",
+        "finished_reason=\"stop\"} 2\n", "finished_reason=\"abort\"} 3\n",
+        "course:requests_failed_total{model_name=\"a \\\"model\\\"\"} 4\n", "num_gpu_blocks=\"4\"} 1\n",
         "vllm:kv_cache_usage_perc{model_name=\"a \\\"model\\\"\"} 0.5\n",
         "vllm:num_preemptions_total{model_name=\"a \\\"model\\\"\"} 1\n",
         "vllm:iteration_tokens_total_bucket{model_name=\"a \\\"model\\\"\",le=\"8\"} 1\n"}) {
@@ -287,6 +299,8 @@ TEST_CASE("trace: after each step the file is JSON, and a lane has its name befo
   for (int step = 0; step < 3; ++step) {
     common::StepReport report;
     report.index = step;
+    report.begin = step;
+    report.end = step + 0.25;
     report.served = {step, step + 1};
     report.num_served = {1, 1};
     report.admitted = {step + 1};
@@ -304,6 +318,9 @@ TEST_CASE("trace: after each step the file is JSON, and a lane has its name befo
       is_named.at(lane) = true;
     }
     CHECK(is_named.at(lane));
+    if (event["ph"] == "X" && event["name"] != "waits") {
+      CHECK(event["dur"] == 250000.0);  // in microseconds, like all times
+    }
   }
   CHECK(std::count(is_named.begin(), is_named.end(), true) == 7);  // the steps, and all six requests
   std::filesystem::remove(path);

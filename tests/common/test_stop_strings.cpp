@@ -74,6 +74,9 @@ TEST_CASE("stop strings: the text ends before the first of them") {
   CHECK(stop.safe_length("aENa") == 4);
   CHECK(StopStrings({"aab"}, decode).safe_length("xaaa") == 2);
   CHECK(StopStrings().safe_length("END") == 3);
+  // Of several that may have begun, the first decides, whichever was given first.
+  CHECK(StopStrings({"abc", "bd"}, decode).safe_length("xab") == 1);
+  CHECK(StopStrings({"bd", "abc"}, decode).safe_length("xab") == 1);
 }
 
 TEST_CASE("reply stream: what may be part of a stop string is held back, and shown once it cannot be") {

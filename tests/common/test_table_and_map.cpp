@@ -39,7 +39,8 @@ TEST_CASE("table: what counts as a number") {
     table.add_row({cell});
     return contains(table.to_string(), ": |");
   };
-  for (const char* number : {"0", "-3", "+1.5", ".5", "1,000", "22.5 KiB", "93.8 %", "4x", "16 tokens/s", "2.5ms"}) {
+  for (const char* number :
+       {"0", "-3", "+1.5", ".5", "1,000", "1,234 tokens", "22.5 KiB", "93.8 %", "4x", "16 tokens/s", "2.5ms"}) {
     CAPTURE(number);
     CHECK(is_number(number));
   }

@@ -24,6 +24,7 @@
 #include "common/model/chat.h"
 #include "common/model/chat_template.h"
 #include "common/model/gguf.h"
+#include "common/model/pieces.h"
 #include "common/model/tokenizer.h"
 #include "common/model/unicode.h"
 #include "tests/support/gguf_builder.h"
@@ -95,7 +96,7 @@ struct Vocabulary {
   std::optional<std::int64_t> eos;
   std::optional<std::int64_t> eot;
   std::optional<std::int64_t> eom;
-  bool add_bos = false;
+  std::optional<bool> add_bos = false;
   std::string chat_template;
 
   Vocabulary() {
@@ -130,7 +131,10 @@ struct Vocabulary {
     tests::GgufBuilder builder;
     builder.add("tokenizer.ggml.model", model).add("tokenizer.ggml.pre", pre);
     builder.add_array("tokenizer.ggml.tokens", tokens).add_array("tokenizer.ggml.token_type", types);
-    builder.add_array("tokenizer.ggml.merges", merges).add("tokenizer.ggml.add_bos_token", add_bos);
+    builder.add_array("tokenizer.ggml.merges", merges);
+    if (add_bos.has_value()) {
+      builder.add("tokenizer.ggml.add_bos_token", *add_bos);
+    }
     if (bos) {
       builder.add("tokenizer.ggml.bos_token_id", *bos);
     }
@@ -333,6 +337,11 @@ TEST_CASE("Text is cut into pieces before anything merges") {
     expect_both(" 's", "Ġ'|s");
     expect_both("'", "'");
   }
+  SECTION("The default rule cuts after three decimal digits, and not after three other numbers") {
+    using Texts = std::vector<std::string_view>;
+    CHECK(common::cut_into_pieces("1234", common::PieceRule::kDefault) == Texts{"123", "4"});
+    CHECK(common::cut_into_pieces("½½½½", common::PieceRule::kDefault) == Texts{"½½½½"});
+  }
   SECTION("Letters and punctuation do not mix") {
     expect_both("a!!b", "a|!!|b");
     expect_both("ab", "ab");
@@ -434,6 +443,12 @@ TEST_CASE("BOS is put in front only if the file says so") {
   CHECK(vocabulary.tokenizer().encode_prompt("x") == std::vector<Token>{0, letter});
   CHECK(vocabulary.tokenizer().encode_prompt("<|end|>x", true) == std::vector<Token>{0, 0, letter});
   CHECK(vocabulary.tokenizer().eos() == std::nullopt);
+  // Llama 3's files without the key are from before there was a choice.
+  Vocabulary llama3;
+  llama3.add_bos.reset();
+  llama3.pre = "llama-bpe";
+  llama3.bos = 0;
+  CHECK(llama3.tokenizer().encode_prompt("x") == std::vector<Token>{0, letter});
 }
 
 TEST_CASE("Invalid UTF-8 is refused with its kind and place") {
