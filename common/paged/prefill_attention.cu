@@ -44,7 +44,9 @@ void prefill_attention(const Pages& pages, const BatchArrays& batch, const void*
                          .queue = workspace.queue,
                          .tasks = workspace.tasks,
                          .partials = workspace.partials,
-                         .scale = score_scale(pages.shape.head_dim)};
+                         .scale = score_scale(pages.shape.head_dim),
+                         .group = batch.num_heads / pages.shape.num_kv_heads,
+                         .merges = workspace.shape.max_places > 0};
   const common::Overlap overlap = beside_previous ? common::Overlap::kPrevious : common::Overlap::kNone;
   if (pages.shape.head_dim == 64) {
     choose_type<64>(call, workspace.shape.max_tasks, overlap, stream);

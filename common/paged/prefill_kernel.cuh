@@ -104,38 +104,38 @@ struct PrefillCall {
   const RaggedTask* tasks;
   RaggedPartials partials;
   float scale;
+  int group;    // query heads of a kv head
+  bool merges;  // whether the next launch is ragged_merge.cu's
 };
 
 #if COURSE_WGMMA
 
-__device__ __forceinline__ int group_of(const PrefillCall& call) {
-  return call.batch.num_heads / call.pages.shape.num_kv_heads;
-}
-
-// Where the rows of a piece of work lie in queries and output: a row, then every step-th row after it. Divides once.
+// The rows of a piece of work, in queries or output: a row, then every kStep-th row after it. Divides once.
+template <int kHeadDim, int kStep, typename T>
 struct QueryRows {
-  std::int64_t offset;  // in rows of head_dim
-  int head;             // its number in the group
+  T* at;
+  int head;  // the row's number in the group
   int group;
   int next_head;
-  std::int64_t next_offset;
-  int num_heads;
+  int distance;           // to the next row
+  int distance_if_wraps;  // if its head's number is smaller
 
-  __device__ __forceinline__ QueryRows(const PrefillCall& call, const PrefillWork& work, int row, int step)
-      : head(row % group_of(call)),
-        group(group_of(call)),
-        next_head(step % group),
-        next_offset(std::int64_t{step / group} * call.batch.num_heads + next_head),
-        num_heads(call.batch.num_heads) {
-    offset = (work.task.first_query + std::int64_t{row / group}) * num_heads + work.kv_head * group + head;
+  __device__ __forceinline__ QueryRows(const PrefillCall& call, const PrefillWork& work, T* all, int row)
+      : group(call.group) {
+    const int num_heads = call.batch.num_heads;
+    const int token = row / group;
+    const int next_token = kStep / group;
+    head = row - token * group;
+    next_head = kStep - next_token * group;
+    at = all + ((work.task.first_query + std::int64_t{token}) * num_heads + work.kv_head * group + head) * kHeadDim;
+    distance = (next_token * num_heads + next_head) * kHeadDim;
+    distance_if_wraps = distance + (num_heads - group) * kHeadDim;
   }
   __device__ __forceinline__ void advance() {
     head += next_head;
-    offset += next_offset;
-    if (head >= group) {
-      head -= group;
-      offset += num_heads - group;
-    }
+    const bool wraps = head >= group;
+    head -= wraps ? group : 0;
+    at += wraps ? distance_if_wraps : distance;
   }
 };
 
@@ -232,8 +232,10 @@ struct PrefillProducer {
   PrefillShared<kHeadDim>& shared;
   const int thread = static_cast<int>(threadIdx.x);
 
-  // The first thread block that is free gets the longest task that is left.
-  __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
+  // Thread blocks begin with the longest tasks. After that, the first that is free gets the longest that is left.
+  __device__ __forceinline__ int take_ticket() const {
+    return thread == 0 ? static_cast<int>(gridDim.x) + atomicAdd(&call.queue->next, 1) : 0;
+  }
 
   // Four kv heads are computed at a time, where they can be shared out so: all of them might have more K and V than the
   // L2 cache holds. Fewer heads have too few tasks: their shortest would not fill the gaps that the longest leave.
@@ -264,16 +266,19 @@ struct PrefillProducer {
   __device__ __forceinline__ void copy_queries(const PrefillWork& work, int place) const {
     constexpr int kStep = common::kWarpgroupThreads / kVecs;
     const int vec = thread % kVecs;
+    const int first = thread / kVecs;
     const int last = work.task.end_row - 1 - work.task.first_row;
-    QueryRows rows(call, work, work.task.first_row + min(thread / kVecs, last), kStep);
-#pragma unroll 4
-    for (int row = thread / kVecs; row < Shape::kRows; row += kStep) {
-      const int own = row % common::kWarpgroupRows;
-      common::copy_vec_async(
-          common::shared_address(shared.queries[place][row / common::kWarpgroupRows]) + Shape::query_place(own, vec),
-          call.queries + rows.offset * kHeadDim + vec * 8);
-      if (row + kStep <= last) {
-        rows.advance();
+    QueryRows<kHeadDim, kStep, const Element> rows(call, work, call.queries + vec * 8,
+                                                   work.task.first_row + min(first, last));
+#pragma unroll 1
+    for (int w = 0; w < Shape::kConsumers; ++w) {
+      const std::uint32_t to = fresh(common::shared_address(shared.queries[place][w]) + Shape::query_place(first, vec));
+#pragma unroll
+      for (int row = 0; row < common::kWarpgroupRows; row += kStep) {
+        common::copy_vec_async((to ^ row % 8 * kVecBytes) + row * Shape::kRowBytes, rows.at);
+        if (w * common::kWarpgroupRows + row + kStep <= last - first) {
+          rows.advance();
+        }
       }
     }
   }
@@ -281,7 +286,7 @@ struct PrefillProducer {
   template <typename Tiles>
   __device__ __forceinline__ void run(Tiles& tiles) const {
     common::RingPosition<Shape::kSlots> slot;
-    int ticket = take_ticket();
+    int ticket = static_cast<int>(blockIdx.x);
     while (true) {
       PrefillWork& work = shared.work[slot.place];
       const std::uint32_t full = common::shared_address(&shared.queries_full[slot.place]);
@@ -293,6 +298,9 @@ struct PrefillProducer {
       common::wait_named(kProducers, common::kWarpgroupThreads);
       if (work.num_seen == 0) {
         common::arrive(full);
+        if (call.merges) {
+          common::allow_next_launch();
+        }
         common::wait_for_previous_launch();  // this launch may have begun beside it, and must not finish before
         return;
       }
@@ -348,9 +356,9 @@ struct PrefillRows {
   // The thread's number in its warpgroup, and in its warp. What follows from it would stay in registers for the whole
   // launch, and would be stored and loaded around every tile.
   static __device__ __forceinline__ int own_thread() {
-    return static_cast<int>(fresh(threadIdx.x)) % common::kWarpgroupThreads;
+    return static_cast<int>(fresh(threadIdx.x) % common::kWarpgroupThreads);
   }
-  static __device__ __forceinline__ int own_lane() { return static_cast<int>(fresh(threadIdx.x)) % 32; }
+  static __device__ __forceinline__ int own_lane() { return static_cast<int>(fresh(threadIdx.x) % 32); }
 
   // The warpgroups take turns: one starts products while the other computes its softmax.
   __device__ __forceinline__ void wait_turn() const {
@@ -363,7 +371,6 @@ struct PrefillRows {
   __device__ __forceinline__ void start(const PrefillWork& work, int place) {
     const int lane = own_lane();
     const int warp = own_thread() / 32;
-    const int group = call.batch.num_heads / call.pages.shape.num_kv_heads;
     slot = place;
 #pragma unroll
     for (float& x : output) {
@@ -373,7 +380,7 @@ struct PrefillRows {
     for (int half = 0; half < 2; ++half) {
       softmax[half] = {.largest = -FLT_MAX};  // finite: a row may see nothing of a tile
       const int row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
-      visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / group;
+      visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / call.group;
     }
   }
 
@@ -733,31 +740,40 @@ struct PrefillRows {
     const int lane = own_lane();
     const int warp = own_thread() / 32;
     unsigned char* rows = shared.queries[place][warpgroup] + warp * 16 * Shape::kRowBytes;
-    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all threads have read the queries
+    float inverse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = softmax[half].sum;
       total += __shfl_xor_sync(~0U, total, 1);
       total += __shfl_xor_sync(~0U, total, 2);
-      const float inverse = 1.0F / total;
-      const int row = half * 8 + lane / 4;
+      inverse[half] = 1.0F / total;
+    }
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all threads have read the queries
+    // Four matrices of 8x8 at a time: two vectors of 16 rows. A lane says where one of their 32 rows begins.
+    const std::uint32_t own_row = common::shared_address(rows) + lane % 16 * Shape::kRowBytes;
+    const int own_vec = lane / 16 ^ lane % 8;
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-        reinterpret_cast<std::uint32_t*>(rows + Shape::query_place(row, n))[lane % 4] =
-            common::pack(output[n * 4 + half * 2] * inverse, output[n * 4 + half * 2 + 1] * inverse);
+    for (int n = 0; n < kHeadDim / 8; n += 2) {
+      std::uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int first = (n + i / 2) * 4 + i % 2 * 2;
+        packed[i] = common::pack(output[first] * inverse[i % 2], output[first + 1] * inverse[i % 2]);
       }
+      common::store_matrices(own_row + n / 8 * Shape::kQueryPanelBytes + (own_vec ^ n % 8) * kVecBytes, packed);
     }
     __syncwarp();
     constexpr int kVecs = kHeadDim / 8;
     constexpr int kStep = 32 / kVecs;
     const int first_row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16;
     const int vec = lane % kVecs;
-    QueryRows to(call, work, first_row + lane / kVecs, kStep);
+    const int own = lane / kVecs;
+    QueryRows<kHeadDim, kStep, Element> to(call, work, call.output + vec * 8, first_row + own);
+    const int num_rows = work.task.end_row - first_row;
 #pragma unroll
-    for (int row = lane / kVecs; row < 16; row += kStep) {
-      if (first_row + row < work.task.end_row) {
-        reinterpret_cast<uint4*>(call.output + to.offset * kHeadDim)[vec] =
-            *reinterpret_cast<const uint4*>(rows + Shape::query_place(row, vec));
+    for (int row = 0; row < 16; row += kStep) {
+      if (own + row < num_rows) {
+        *reinterpret_cast<uint4*>(to.at) = *reinterpret_cast<const uint4*>(rows + Shape::query_place(own + row, vec));
       }
       to.advance();
     }
