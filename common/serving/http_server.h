@@ -4,7 +4,7 @@
 // Libraries were tried. libmicrohttpd 0.9.75 takes 33 KiB by default for an idle connection (this one 5), and of 28
 // malformed or smuggled requests it refuses 10 as this server's tests demand. Boost.Beast 1.74 takes 3 KiB, needs no
 // thread for a client that does not read, and refuses 22 of them, but a file that includes it compiles for 32 seconds
-// (this one 5), and limits, time-outs and the account of memory would stay this server's own.
+// (this one 5), and the account of memory and the checks of the other 6 would stay this server's own.
 #pragma once
 
 #include <chrono>
