@@ -139,6 +139,16 @@ const Case kPlain = {"POST", "/v1/completions", kText.dump()};
 
 std::string text_in(const std::string& body) { return json::parse(body)["choices"][1]["text"].get<std::string>(); }
 
+// The plain request's text. An engine that has just run out of memory refuses requests until it has been made again.
+std::string text_once_served(common::Api& api) {
+  common::ApiReply reply;
+  const bool is_served = ApiFixture::wait_for([&] {
+    reply = api.handle(request_of(kPlain), [] { return false; });
+    return reply.status != 503;
+  });
+  return is_served ? text_in(reply.body) : "refused";
+}
+
 }  // namespace
 
 TEST_CASE("memory that runs out anywhere in a request ends no more than that request") {
@@ -201,6 +211,7 @@ TEST_CASE("memory that runs out in the engine's thread ends no more than the req
     body_of(usual);
     usual = {};
     fixture.engine.run();
+    bool was_short = false;  // in the round before, of which the engine's thread may hear only now
     for (int count = 0, misses = 0; misses < 3; ++count) {
       has_run_out = false;
       until_failure = count;
@@ -212,11 +223,12 @@ TEST_CASE("memory that runs out in the engine's thread ends no more than the req
       }
       until_failure = -1;
       misses = has_run_out ? 0 : misses + 1;
-      REQUIRE((seen == status || (has_run_out && seen >= 500)));
+      REQUIRE((seen == status || ((has_run_out || was_short) && seen >= 500)));
+      was_short = has_run_out;
       REQUIRE(fixture.is_clean());
       if (count % 16 == 0 || misses > 0) {
         fixture.engine.run();
-        REQUIRE(text_in(fixture.api.handle(request_of(kPlain), never).body) == expected);
+        REQUIRE(text_once_served(fixture.api) == expected);
         REQUIRE(fixture.is_clean());
       }
     }
