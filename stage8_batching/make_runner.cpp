@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "common/app/cache_room.h"
 #include "common/app/gpu_types.h"

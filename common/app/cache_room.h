@@ -1,8 +1,8 @@
 // How many blocks a cache gets if --slots is absent.
 //
 // On a GPU they take a share of the memory that weights and workspaces leave free, but are no more than all sequences
-// of a step can fill. On a CPU, where a larger cache makes nothing faster, there are as many as demonstrations or the
-// longest request need; never more than half of the free memory.
+// of a step can fill. On a CPU, where a larger cache makes nothing faster, they hold the default, or the longest
+// request if it needs more; they never take more than half of the free memory.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct MemoryShare {
 };
 
 // Both throw InputError if not even one block fits. block_size: slots in a block. bytes_per_slot: one token's K and V,
-// in all layers and heads.
+// in all layers and heads. min_slots: what is needed, at least default_slots.
 CacheRoom room_in_host(int min_slots, int default_slots, int block_size, std::int64_t bytes_per_slot);
 // free_bytes: on the GPU with the least free memory.
 CacheRoom room_on_gpus(const MemoryShare& share, std::int64_t free_bytes, int num_gpus, int block_size,

@@ -474,9 +474,6 @@ inline constexpr std::uint64_t kDescriptorBlock = 64 * kPanelRowBytes >> 4;
 
 #if COURSE_WGMMA
 
-// To be called before the first of several products: orders earlier writes to registers before them.
-__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
 // Stores four 8x8 matrices of 16 bits. In each of them a thread has the elements that it has of an mma's result; lane l
 // gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(std::uint32_t address, const std::uint32_t (&matrices)[4]) {
@@ -484,6 +481,9 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, const std:
                "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
                : "memory");
 }
+
+// To be called before the first of several products: orders earlier writes to registers before them.
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Ends a group of products, for wait_products().
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

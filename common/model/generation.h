@@ -15,7 +15,7 @@
 
 namespace common {
 
-inline constexpr int kMaxDrafts = 8;
+inline constexpr int kMaxDrafts = 8;  // of a text, in a step
 
 struct Request {
   std::vector<Token> prompt;  // at least one token

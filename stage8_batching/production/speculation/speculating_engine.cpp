@@ -126,10 +126,10 @@ GroupResult SpeculatingEngine::result_behind(const Step& step, const SequenceGro
 }
 
 void SpeculatingEngine::report_drafts(const std::vector<ScheduledGroup>& groups) {
-  StepReport& report = reporter_.report();
-  if (!speculating_.has_drafts() || groups.size() != report.num_served.size()) {
+  if (!speculating_.has_drafts() || groups.size() != reporter_.report().num_served.size()) {
     return;  // the second: a group gets a pass of its own, and all have been reported
   }
+  StepReport report = reporter_.report();  // a copy: if memory runs out, the report has no drafts
   for (std::size_t i = 0; i < groups.size(); ++i) {
     for (const SequenceId sequence : groups[i].tokens.sequences) {
       const std::span<const common::Token> drafts = speculating_.drafts_of(sequence);
@@ -143,6 +143,7 @@ void SpeculatingEngine::report_drafts(const std::vector<ScheduledGroup>& groups)
       }
     }
   }
+  reporter_.report() = std::move(report);
 }
 
 void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache) {
