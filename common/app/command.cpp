@@ -320,6 +320,9 @@ Command& CommandLine::add(const std::string& name, const std::string& descriptio
 
 // Each word in a line, with a tab and what it means behind it. None if a text, a number or a file's name follows.
 void CommandLine::print_next_words(std::span<const std::string> words) const {
+  if (!words.empty() && words.front() == "help") {
+    words = words.subspan(1);
+  }
   const CLI::App* command = app_.get();
   for (const Command& each : commands_) {
     if (words.empty()) {
@@ -355,12 +358,11 @@ int CommandLine::run(int argc, const char* const* argv) {
     print_next_words(std::vector<std::string>(argv + 2, argv + argc));
     return 0;
   }
-  // "help serve" is "serve --help".
-  std::vector<const char*> words(argv, argv + argc);
-  if (argc > 1 && std::string_view(argv[1]) == "help") {
+  if (argc > 1 && std::string_view(argv[1]) == "help") {  // "help serve" is "serve --help"
+    std::vector<const char*> words(argv, argv + argc);
     words.erase(words.begin() + 1);
     words.push_back("--help");
-    argv = words.data();
+    return run(argc, words.data());
   }
   std::string who = app_->get_name();
   const auto refuse = [&](const std::string& problem) {
@@ -377,6 +379,7 @@ int CommandLine::run(int argc, const char* const* argv) {
     names.push_back(each.app_.get_name());
     command = names.back() == argv[1] ? &each.app_ : command;
   }
+  names.emplace_back("help");
   if (command != app_.get()) {
     who += " " + command->get_name();
   } else if (argv[1][0] != '-') {

@@ -462,7 +462,7 @@ void Conversation::load(const std::string& path, std::ostream& output) {
   }
   messages_ = std::move(messages);
   num_left_out_ = 0;
-  is_filling_ = false;
+  is_warned_ = false;
   system_prompt_ = !messages_.empty() && messages_.front().role == "system" ? messages_.front().content : "";
   note(output, counted(static_cast<int>(messages_.size()), "message") + " from " + path);
 }
@@ -470,7 +470,7 @@ void Conversation::load(const std::string& path, std::ostream& output) {
 void Conversation::reset() {
   messages_.clear();
   num_left_out_ = 0;
-  is_filling_ = false;
+  is_warned_ = false;
   if (!system_prompt_.empty()) {
     messages_.push_back({"system", system_prompt_});
   }
@@ -548,18 +548,19 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
   const std::string text = session_.text_of(reply);
   messages.push_back({"assistant", text, kept_tokens(session_, reply.tokens, text)});
   messages_ = std::move(messages);
+  is_warned_ = is_warned_ && num_left_out == num_left_out_;  // before each time that messages are left out
   num_left_out_ = num_left_out;
   const bool is_full = reply.finish_reason == FinishReason::kLength && max_new_tokens < drawn_.max_new_tokens;
   if (reply.finish_reason == FinishReason::kLength && !is_full) {
     note(output,
          "cut after " + counted(max_new_tokens, "token") + (is_typed() ? " (/set max_tokens)" : " (--max-new-tokens)"));
   }
-  const bool is_filling = num_tokens + static_cast<int>(reply.tokens.size()) > nearly_full();
-  if (is_full || (is_filling && !is_filling_)) {
+  const bool is_nearly_full = num_tokens + static_cast<int>(reply.tokens.size()) > nearly_full();
+  if (is_full || (is_nearly_full && !is_warned_)) {
     note(output, where + format(" of %d tokens is %s the oldest messages are left out of what the model reads", room(),
                                 is_full ? "full: from now on" : "nearly full: soon"));
   }
-  is_filling_ = is_filling;
+  is_warned_ = is_nearly_full;
 }
 
 // Writes the reply, and what the cache saved; on a terminal also how fast it was. Ctrl-C ends it.

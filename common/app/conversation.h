@@ -54,9 +54,9 @@ class Conversation {
   int enough_tokens_;
   Request drawn_;  // how replies are drawn, and how long they may be; without a prompt
   std::vector<ChatMessage> messages_;
-  int num_left_out_ = 0;     // of the messages, the oldest, which the model no longer reads; even
-  bool is_filling_ = false;  // it has been told that the room is nearly full
-  int num_slots_;            // the cache's
+  int num_left_out_ = 0;    // of the messages, the oldest, which the model no longer reads; even
+  bool is_warned_ = false;  // the user knows that the room is nearly full
+  int num_slots_;           // the cache's
   int num_replies_ = 0;
 };
 

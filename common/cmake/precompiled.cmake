@@ -15,8 +15,9 @@ function(course_precompile_eigen target)
   endif()
 endfunction()
 
-# Compiles a library's files six at a time, except files with properties of their own, which must be set before. (CMake's
-# UNITY_BUILD does the same with absolute paths, so that a compiler cache finds nothing of another folder.)
+# Compiles a library's files six at a time, except those that have COMPILE_DEFINITIONS, COMPILE_OPTIONS or
+# SKIP_UNITY_BUILD_INCLUSION, which must be set before. (CMake's UNITY_BUILD does the same with absolute paths, so that a
+# compiler cache finds nothing of another folder.)
 function(course_compile_together target)
   if(NOT COURSE_PRECOMPILE)
     return()
@@ -39,9 +40,9 @@ function(course_compile_together target)
   foreach(first RANGE 0 ${num_files} 6)
     if(first LESS num_files)
       list(SUBLIST files ${first} 6 lines)
-      list(JOIN lines "" CONTENT)
+      list(JOIN lines "" text)
       set(together ${CMAKE_CURRENT_BINARY_DIR}/${target}_${first}.cpp)
-      file(CONFIGURE OUTPUT ${together} CONTENT "${CONTENT}" @ONLY)
+      file(CONFIGURE OUTPUT ${together} CONTENT "${text}" @ONLY)
       list(APPEND apart ${together})
     endif()
   endforeach()

@@ -474,8 +474,8 @@ inline constexpr std::uint64_t kDescriptorBlock = 64 * kPanelRowBytes >> 4;
 
 #if COURSE_WGMMA
 
-// Stores four 8x8 matrices of 16 bits. In each of them a thread has the elements that it has of an mma's result; lane l
-// gives the address of row l % 8 of matrix l / 8.
+// Stores four 8x8 matrices of 16 bits. Each thread holds the two elements of each matrix that it would hold of an mma's
+// result, and lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(std::uint32_t address, const std::uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(matrices[0]),
                "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])

@@ -5,10 +5,10 @@
 //
 // Functions pass lanes by reference: a vector wider than the target's registers has no fixed calling convention.
 //
-// Libraries were tried, with AVX2 and on one core. With the same inlining, Highway 1.0.3 (Debian 12) takes as long as
-// this for products of quantised weights, 1.2 times as long for float16, and a quarter of the time for one query's
-// weights times values. It needs AVX-512's look-ups by hand, and has no target for SSE2, where Q6_K takes 3.5 to 6
-// times as long. xsimd 8.1 takes up to 10 times as long: it widens small integers one by one.
+// No library takes its place; two were tried, with AVX2 and on one core. With the same inlining, Highway 1.0.3 (Debian
+// 12) takes as long as this for products of quantised weights, 1.2 times as long for float16, and a quarter of the time
+// for one query's weights times values; but it needs AVX-512's look-ups by hand, and has no target for SSE2, where Q6_K
+// takes 3.5 to 6 times as long. xsimd 8.1 takes up to 10 times as long: it widens small integers one by one.
 #pragma once
 
 #include <Eigen/Core>

@@ -29,7 +29,7 @@ struct Request {
   int min_tokens = 0;              // no stop token is drawn before this many tokens; stop_strings have their own
   // The reply begins with these, whatever the logits say: so a given text's log-probabilities are found.
   std::vector<Token> forced = {};
-  // Max drafts of a step, up to kMaxDrafts, by an engine that speculates; absent: as many as it was made for.
+  // Max drafts of a step, up to kMaxDrafts, by an engine that speculates; absent: its default.
   std::optional<int> num_speculative_tokens = std::nullopt;
 };
 

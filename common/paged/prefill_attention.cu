@@ -45,8 +45,9 @@ void prefill_attention(const Pages& pages, const BatchArrays& batch, const void*
                          .tasks = workspace.tasks,
                          .partials = workspace.partials,
                          .scale = score_scale(pages.shape.head_dim),
-                         .group = batch.num_heads / pages.shape.num_kv_heads,
-                         .merges = workspace.shape.max_places > 0};
+                         .num_queries_per_kv = batch.num_heads / pages.shape.num_kv_heads,
+                         .begins_late = beside_previous,
+                         .is_merged = workspace.shape.max_places > 0};
   const common::Overlap overlap = beside_previous ? common::Overlap::kPrevious : common::Overlap::kNone;
   if (pages.shape.head_dim == 64) {
     choose_type<64>(call, workspace.shape.max_tasks, overlap, stream);

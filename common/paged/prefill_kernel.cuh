@@ -104,8 +104,9 @@ struct PrefillCall {
   const RaggedTask* tasks;
   RaggedPartials partials;
   float scale;
-  int group;    // query heads of a kv head
-  bool merges;  // whether the next launch is ragged_merge.cu's
+  int num_queries_per_kv;
+  bool begins_late;  // whether another launch holds multiprocessors, so that some thread blocks may begin far later
+  bool is_merged;    // whether the next launch is ragged_merge.cu's
 };
 
 #if COURSE_WGMMA
@@ -121,7 +122,7 @@ struct QueryRows {
   int distance_if_wraps;  // if its head's number is smaller
 
   __device__ __forceinline__ QueryRows(const PrefillCall& call, const PrefillWork& work, T* all, int row)
-      : group(call.group) {
+      : group(call.num_queries_per_kv) {
     const int num_heads = call.batch.num_heads;
     const int token = row / group;
     const int next_token = kStep / group;
@@ -232,9 +233,14 @@ struct PrefillProducer {
   PrefillShared<kHeadDim>& shared;
   const int thread = static_cast<int>(threadIdx.x);
 
-  // Thread blocks begin with the longest tasks. After that, the first that is free gets the longest that is left.
+  // The longest task that is left goes to the first thread block that is free.
   __device__ __forceinline__ int take_ticket() const {
-    return thread == 0 ? static_cast<int>(gridDim.x) + atomicAdd(&call.queue->next, 1) : 0;
+    const int first = call.begins_late ? 0 : static_cast<int>(gridDim.x);
+    return thread == 0 ? first + atomicAdd(&call.queue->next, 1) : 0;
+  }
+  // Thread blocks that begin together need not ask for the first one. The last to ask gets the same ticket either way.
+  __device__ __forceinline__ int first_ticket() const {
+    return call.begins_late ? take_ticket() : static_cast<int>(blockIdx.x);
   }
 
   // Four kv heads are computed at a time, where they can be shared out so: all of them might have more K and V than the
@@ -286,7 +292,7 @@ struct PrefillProducer {
   template <typename Tiles>
   __device__ __forceinline__ void run(Tiles& tiles) const {
     common::RingPosition<Shape::kSlots> slot;
-    int ticket = static_cast<int>(blockIdx.x);
+    int ticket = first_ticket();
     while (true) {
       PrefillWork& work = shared.work[slot.place];
       const std::uint32_t full = common::shared_address(&shared.queries_full[slot.place]);
@@ -298,7 +304,7 @@ struct PrefillProducer {
       common::wait_named(kProducers, common::kWarpgroupThreads);
       if (work.num_seen == 0) {
         common::arrive(full);
-        if (call.merges) {
+        if (call.is_merged) {
           common::allow_next_launch();
         }
         common::wait_for_previous_launch();  // this launch may have begun beside it, and must not finish before
@@ -380,7 +386,7 @@ struct PrefillRows {
     for (int half = 0; half < 2; ++half) {
       softmax[half] = {.largest = -FLT_MAX};  // finite: a row may see nothing of a tile
       const int row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
-      visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / call.group;
+      visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / call.num_queries_per_kv;
     }
   }
 

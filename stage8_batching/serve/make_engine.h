@@ -17,8 +17,8 @@ void add_draft_option(common::Command& command, int& num_drafts);
 int max_drafts();
 
 // The engine of all commands that take --speculate: one that also computes drafts (SPECULATION.md), if this build can.
-// num_drafts: max drafts of a step for requests that do not say. Throws InputError if there are to be some, and this
-// build can't compute them. Model and clock must outlive the engine.
+// num_drafts: max drafts of a step for requests that do not say. Throws InputError if num_drafts > 0 and this build
+// computes none. Model and clock must outlive the engine.
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
                                     std::unique_ptr<Runner> runner, int num_drafts,
                                     Clock& clock = common::real_clock());

@@ -5,6 +5,7 @@
 
 #include "common/app/cache_room.h"
 #include "common/base/check.h"
+#include "common/base/platform.h"
 #include "tests/support/catch.h"
 
 namespace {
@@ -52,8 +53,10 @@ TEST_CASE("cache size: on a CPU, what is needed, or the default") {
   const common::CacheRoom large = common::room_in_host(5000, 4096, kBlockSize, 64);
   CHECK(large.num_blocks == 313);
   CHECK(large.reason == "what the longest request needs");
-  const common::CacheRoom cut = common::room_in_host(1 << 30, 4096, kBlockSize, kBytesPerSlot);  // 512 TiB
-  CHECK(cut.num_blocks < (1 << 30) / kBlockSize);
-  CHECK(cut.reason == "half of the free memory");
-  CHECK_THROWS_AS(common::room_in_host(4096, 4096, kBlockSize, std::int64_t{1} << 50), common::InputError);
+  if (common::available_memory_bytes() > 0) {                                                      // where it is known
+    const common::CacheRoom cut = common::room_in_host(1 << 30, 4096, kBlockSize, kBytesPerSlot);  // 512 TiB
+    CHECK(cut.num_blocks < (1 << 30) / kBlockSize);
+    CHECK(cut.reason == "half of the free memory");
+    CHECK_THROWS_AS(common::room_in_host(4096, 4096, kBlockSize, std::int64_t{1} << 50), common::InputError);
+  }
 }

@@ -284,5 +284,7 @@ TEST_CASE("drafts on a device: a request whose text does not repeat itself runs 
   // However many it asks for.
   CHECK(serve_script(quoting, 500, 1000)->most_drafts == common::kMaxDrafts);
   CHECK(serve_script(quoting, 500, 2)->most_drafts == 2);
-  CHECK(serve_script(quoting, 500, -5)->num_drafts == 0);
+  const std::unique_ptr<Device> below_none = serve_script(quoting, 500, -5);
+  CHECK(below_none->num_drafts == 0);
+  CHECK(below_none->runner->num_ahead == 499);
 }

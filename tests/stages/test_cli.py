@@ -461,7 +461,9 @@ class Options(ProgramTest):
             self.assertEqual(result.stderr, b"")
         for words in ((), ("generate",)):
             self.assertEqual(run("help", *words).stdout, run(*words, "--help").stdout)
+        self.assertEqual(run("help", "help").stdout, run("--help").stdout)
         self.assert_usage_error(run("help", "genrate"), 'no command "genrate"', "did you mean generate")
+        self.assert_usage_error(run("hlep"), 'no command "hlep"', "did you mean help")
         for option in (b"--prompt", b"--model", b"--max-new-tokens", b"--slots", b"--chunk", b"--threads",
                        b"--temperature", b"--top-k", b"--top-p", b"--seed", b"--chat", b"--json"):
             self.assertIn(option, run("generate", "--help").stdout)

@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply(float (&even)[2], float (&odd)[2], cons
   odd[1] = fmaf(__uint_as_float(x.w), __uint_as_float(w.w), odd[1]);
 }
 
-// For 9 tokens or more, which fill all 16 rows of a product. low and high are 16 bytes of token g and of token g + 8;
+// For 9 tokens or more, which need all 16 rows of a product. low and high are 16 bytes of token g and of token g + 8;
 // afterwards they are the operands of two products, 4 neighbouring registers each. The compiler would otherwise repeat
 // the copies before every product, so `zero`, which it does not know, makes them look like arithmetic.
 __device__ __forceinline__ void interleave(uint4& low, uint4& high, unsigned zero) {

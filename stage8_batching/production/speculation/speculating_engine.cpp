@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
-
-#include "common/base/check.h"
-#include "common/base/text.h"
 
 namespace stage8 {
 namespace {
@@ -105,7 +103,7 @@ void SpeculatingEngine::extend(const Step& step, const ScheduledGroup& scheduled
     }
     commit_last(manager_, group, options_.prefix_cache);
     StepReport& report = reporter_.report();
-    report.num_accepted += static_cast<int>(group.live().size());
+    report.num_accepted += report.num_drafts.empty() ? 0 : static_cast<int>(group.live().size());
     speculating_.count_accepted(group);
     for (common::SequenceDrafts& drafts : report.drafts) {
       const auto is_its = [&](const Branch& branch) { return branch.sequence == drafts.sequence; };
@@ -125,25 +123,29 @@ GroupResult SpeculatingEngine::result_behind(const Step& step, const SequenceGro
   return result;
 }
 
-void SpeculatingEngine::report_drafts(const std::vector<ScheduledGroup>& groups) {
-  if (!speculating_.has_drafts() || groups.size() != reporter_.report().num_served.size()) {
-    return;  // the second: a group gets a pass of its own, and all have been reported
+void SpeculatingEngine::report_drafts(const std::vector<ScheduledGroup>& groups) noexcept {
+  const bool is_repeated = groups.size() != reporter_.report().num_served.size();  // a pass for a group alone
+  if (is_repeated || !speculating_.has_drafts()) {
+    return;
   }
-  StepReport report = reporter_.report();  // a copy: if memory runs out, the report has no drafts
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    for (const SequenceId sequence : groups[i].tokens.sequences) {
-      const std::span<const common::Token> drafts = speculating_.drafts_of(sequence);
-      const auto num_drafts = static_cast<int>(drafts.size());
-      report.num_queries[report.num_drafts.size()] += num_drafts;
-      report.num_drafts.push_back(num_drafts);
-      report.num_served[i] += num_drafts;
-      if (num_drafts > 0) {
-        const int position = manager_.length(sequence) + 1;  // behind the text's last token
-        report.drafts.push_back({groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
+  try {
+    StepReport report = reporter_.report();
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      for (const SequenceId sequence : groups[i].tokens.sequences) {
+        const std::span<const common::Token> drafts = speculating_.drafts_of(sequence);
+        const auto num_drafts = static_cast<int>(drafts.size());
+        report.num_queries[report.num_drafts.size()] += num_drafts;
+        report.num_drafts.push_back(num_drafts);
+        report.num_served[i] += num_drafts;
+        if (num_drafts > 0) {
+          const int position = manager_.length(sequence) + 1;  // behind the text's last token
+          report.drafts.push_back({groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
+        }
       }
     }
+    reporter_.report() = std::move(report);
+  } catch (const std::bad_alloc&) {  // the report has no drafts
   }
-  reporter_.report() = std::move(report);
 }
 
 void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache) {

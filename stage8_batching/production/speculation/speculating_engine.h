@@ -38,8 +38,8 @@ class SpeculatingEngine : public Engine {
   // Adds the rows of logits behind the sequence's drafts to batch_, and how the tokens after them are drawn. row: the
   // row of logits behind its own token, which is batch_.tokens[index].
   void add_rows(SequenceId sequence, std::size_t row, int index);
-  // Adds the drafts of these groups to the report.
-  void report_drafts(const std::vector<ScheduledGroup>& groups);
+  // Adds the drafts of these groups to the report, unless memory runs out: then it has none.
+  void report_drafts(const std::vector<ScheduledGroup>& groups) noexcept;
   // The rows behind one draft of each live branch.
   GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
@@ -53,8 +53,7 @@ class SpeculatingEngine : public Engine {
 // counts it as part of the cache, and publishes the block that it fills, if blocks are published at all.
 void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache);
 
-// num_drafts: max drafts of a step for requests that do not say. With a scheduler for the costs on the runner, or for
-// others.
+// num_drafts: max drafts of a step for requests that do not say. cost: what drafts cost; absent: as on this runner.
 std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
                                                            std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
                                                            const std::optional<TokenCost>& cost = std::nullopt);
