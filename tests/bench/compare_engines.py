@@ -17,7 +17,7 @@ short.
 | long | 64 of 2,000 + 256, sampled as above; of the 8b, decode's 128 | 1b, 8b |
 | offline | 256, prompts and replies uniform in 100 to 1,024 tokens: greedy, temperature 0.6 | qwen |
 | hits | one at a time: to the first token of 8,000 cached tokens and 100 new ones; the median of 20 | 1b, 8b |
-| http | lengths of chats from 1, 16, 64, 256 clients (serve_load.py) | 1b |
+| http | lengths of chats from 1, 16, 64, 256 clients (serve_load.py), also with vLLM's front end in Rust | 1b |
 
 **By turns**: this engine, vLLM, this engine again, each in a process of its own, because both want the GPU's memory. A
 turn is a warm-up and then each batch --repeats times, of which the fastest counts. This engine's figure is the mean of
@@ -69,7 +69,9 @@ RATE_COLUMNS = {"ours": "tokens/s", "theirs": "tokens/s", "ratio": "",
 COLUMNS = {group: RATE_COLUMNS for group in GROUPS} | {
     "hits": {"ours": "ms", "theirs": "ms", "ratio": "", "ours_first": "ms", "ours_again": "ms", "ours_cold": "ms",
              "theirs_cold": "ms"},
-    "http": RATE_COLUMNS | {"ours_first_token": "ms", "theirs_first_token": "ms"}}
+    "http": RATE_COLUMNS | {"ours_first_token": "ms", "theirs_first_token": "ms", "theirs_rust": "tokens/s",
+                            "theirs_rust_first_token": "ms"}}
+FRONT_ENDS = {"theirs": {}, "theirs_rust": {"VLLM_USE_RUST_FRONTEND": "1"}}  # of vLLM: settings in its environment
 
 
 class InputError(Exception):
@@ -509,10 +511,11 @@ def wait_until_ready(port, running, log, limit):
     raise Failed(f"the server was not ready after {limit:.0f} s")
 
 
-def http_rates(make_command, folder, name, limit):
+def http_rates(make_command, settings, folder, name, limit):
     """{clients: a row of serve_load.py}"""
     port, log, report = free_port(), folder / f"{name}.log", folder / f"{name}-load.json"
-    with process(make_command(port), log, os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}) as running:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | settings
+    with process(make_command(port), log, environment) as running:
         wait_until_ready(port, running, log, limit)
         for warm in (True, False):
             load = [sys.executable, HERE / "serve_load.py", f"http://127.0.0.1:{port}", "--token-prompts",
@@ -584,23 +587,27 @@ class Comparison:
 
     def compare_http(self, model):
         for clients in CLIENTS:
-            self.results.forget("http", f"{model.short}_{clients}", self.turns)
+            self.results.forget("http", f"{model.short}_{clients}",
+                                [*self.turns, *(FRONT_ENDS if "theirs" in self.turns else ())])
         for turn in self.turns:
             engine = self.theirs if turn == "theirs" else self.ours
-            if not engine:
-                continue
-            begin = time.monotonic()
-            try:
-                rows = http_rates(lambda port, engine=engine: engine.server(model, port), engine.folder, f"http-{turn}",
-                                  engine.limit)
-            except Failed as error:
-                say(f"failed: {model.name}, http, {turn}: {error}")
-                continue
-            for clients, row in rows.items():
-                self.put("http", f"{model.short}_{clients}", **{
-                    turn: row["tokens_per_second"],
-                    "theirs_first_token" if turn == "theirs" else "ours_first_token": 1e3 * row["first_p50"]})
-            say(f"{model.name}, http, {turn}: {time.monotonic() - begin:.0f} s")
+            for name, settings in (FRONT_ENDS.items() if turn == "theirs" else ((turn, {}),)):
+                if engine:
+                    self.serve(model, engine, name, settings)
+
+    def serve(self, model, engine, name, settings):
+        begin = time.monotonic()
+        try:
+            rows = http_rates(lambda port: engine.server(model, port), settings, engine.folder, f"http-{name}",
+                              engine.limit)
+        except Failed as error:
+            say(f"failed: {model.name}, http, {name}: {error}")
+            return
+        first = f"{name}_first_token" if name in FRONT_ENDS else "ours_first_token"
+        for clients, row in rows.items():
+            self.put("http", f"{model.short}_{clients}",
+                     **{name: row["tokens_per_second"], first: 1e3 * row["first_p50"]})
+        say(f"{model.name}, http, {name}: {time.monotonic() - begin:.0f} s")
 
 
 def machine_text():

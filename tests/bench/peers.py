@@ -205,6 +205,38 @@ class FlashAttention3(Peer):
         return [lambda s=s: call(s) for s in range(batch.num_sets)]
 
 
+class VllmFlashAttention3(Peer):
+    """The FlashAttention-3 that vLLM ships, of decodes and of prompts; as vLLM calls it, or without a schedule made
+    before."""
+
+    layout = "rows first"
+
+    def __init__(self, scheduled):
+        self.name = f"vLLM's FlashAttention-3, {'scheduled' if scheduled else 'unscheduled'}"
+        self.scheduled = scheduled
+        self.module("vllm")
+        self.library = self.module("vllm.vllm_flash_attn")
+
+    def calls(self, batch):
+        shape = batch.shape
+        new = getattr(batch, "new", [1] * len(batch.lengths))
+        starts = batch.integers([0, *itertools.accumulate(new)])
+        tables, lengths = batch.padded_tables(), batch.integers(batch.lengths)
+        options = {"max_seqlen_q": max(new), "max_seqlen_k": max(batch.lengths), "cu_seqlens_q": starts,
+                   "seqused_k": lengths, "block_table": tables, "causal": True,
+                   "softmax_scale": 1 / math.sqrt(shape.head_dim), "fa_version": 3}
+        if self.scheduled:
+            options["scheduler_metadata"] = self.library.get_scheduler_metadata(
+                batch_size=len(new), max_seqlen_q=max(new), max_seqlen_k=max(batch.lengths),
+                num_heads_q=shape.num_heads, num_heads_kv=shape.num_kv_heads, headdim=shape.head_dim,
+                cache_seqlens=lengths, qkv_dtype=batch.torch.bfloat16, cu_seqlens_q=starts, page_size=BLOCK_SIZE,
+                causal=True)
+        return [lambda s=s: self.library.flash_attn_varlen_func(
+                    q=batch.queries, k=batch.rows_first(batch.keys[s]), v=batch.rows_first(batch.values[s]),
+                    out=batch.output, **options)
+                for s in range(batch.num_sets)]
+
+
 class CuDnn(Peer):
     name = "cuDNN"
 
@@ -289,6 +321,8 @@ PEERS = {
     "flashinfer": lambda: FlashInfer(tensor_cores=True),
     "flashinfer-cuda-cores": lambda: FlashInfer(tensor_cores=False),
     "fa3": FlashAttention3,
+    "vllm-fa3": lambda: VllmFlashAttention3(scheduled=True),
+    "vllm-fa3-unscheduled": lambda: VllmFlashAttention3(scheduled=False),
     "cudnn": CuDnn,
     "torch-flash": lambda: TorchAttention("FLASH_ATTENTION"),
     "torch-cudnn": lambda: TorchAttention("CUDNN_ATTENTION"),
@@ -297,6 +331,8 @@ PEERS = {
 PROMPT_PEERS = {
     "flashinfer-fa2": lambda: FlashInferPrompts("fa2"),
     "flashinfer-fa3": lambda: FlashInferPrompts("fa3"),
+    "vllm-fa3": lambda: VllmFlashAttention3(scheduled=True),
+    "vllm-fa3-unscheduled": lambda: VllmFlashAttention3(scheduled=False),
     "torch-flash": lambda: TorchPrompts("FLASH_ATTENTION"),
     "torch-cudnn": lambda: TorchPrompts("CUDNN_ATTENTION"),
 }

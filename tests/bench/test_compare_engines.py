@@ -111,13 +111,15 @@ class CompareEngines(unittest.TestCase):
                    textwrap.dedent(FAKE_STAGE8).format(tests=str(self.folder), log=str(self.log)))
         self.program.chmod(0o755)
         self.write("fake_http.py", textwrap.dedent(FAKE_HTTP))
-        for package, version in {"torch": "2.11.0", "vllm": "0.26.0"}.items():
+        for package, version in {"torch": "2.14.0", "vllm": "0.33.0"}.items():
             self.write(f"{package}-{version}.dist-info/METADATA", f"Name: {package}\nVersion: {version}\n")
         self.write("vllm/__init__.py", textwrap.dedent(FAKE_VLLM))
         self.write("vllm/entrypoints/__init__.py", "")
         self.write("vllm/entrypoints/openai/__init__.py", "")
         self.write("vllm/entrypoints/openai/api_server.py",
-                   "import sys, fake_http\nfake_http.serve(int(sys.argv[sys.argv.index('--port') + 1]), 0.3)\n")
+                   "import os, sys, fake_http\n"
+                   "seconds = 0.1 if os.environ.get('VLLM_USE_RUST_FRONTEND') else 0.3\n"
+                   "fake_http.serve(int(sys.argv[sys.argv.index('--port') + 1]), seconds)\n")
         self.environment = {"PYTHONPATH": str(self.folder)}
 
     def write(self, name, text):
@@ -215,12 +217,14 @@ class CompareEngines(unittest.TestCase):
             code, output = self.run_main("--groups", "http", "--models", "llama-3.2-1b")
         self.assertEqual(code, 0, output)
         self.assertNotIn("failed", output)
-        self.assertIn("vllm 0.26.0, torch 2.11.0", output)
+        self.assertIn("vllm 0.33.0, torch 2.14.0", output)
         for clients in (1, 4):
             row = self.row("http", f"1b_{clients}")
             self.assertGreater(row["ratio"], 1.2)
             self.assertGreater(row["theirs_first_token"], 300)
-            self.assertGreater(row["theirs_first_token"], row["ours_first_token"])
+            self.assertGreater(row["theirs_first_token"], row["theirs_rust_first_token"])
+            self.assertGreater(row["theirs_rust_first_token"], row["ours_first_token"])
+            self.assertGreater(row["theirs_rust"], row["theirs"])
 
     def test_parts_are_put_together_and_machines_are_not(self):
         self.file.write_text(json.dumps({"machine": "another", "figures": {}}), encoding="utf-8")

@@ -90,6 +90,8 @@ class PromptTable(unittest.TestCase):
         source = (pathlib.Path(compare_peers.__file__).parent / "ragged_bench.cpp").read_text(encoding="utf-8")
         names = re.findall(r'{"([^"]*[0-9][^"]*)", ', source)
         self.assertEqual([prompts.name for _, prompts in compare_peers.PROMPT_ROWS], names)
+        chunks = {tuple(map(int, row)) for row in re.findall(r"{(\d+), (\d+), (\d+)[,}]", source)}
+        self.assertLessEqual({row for _, row in compare_peers.CHUNK_ROWS}, chunks)
 
 
 class ColdBatches(unittest.TestCase):
@@ -119,9 +121,10 @@ class ColdBatches(unittest.TestCase):
 class Peers(unittest.TestCase):
     def test_what_is_missing_is_one_line(self):
         lines = []
-        with mock.patch.dict(sys.modules, {"flashinfer": None, "flash_attn_interface": None}):
-            self.assertEqual(compare_peers.find_peers(["flashinfer", "fa3", "flashinfer-fa3"], lines.append), [])
-        self.assertEqual(len(lines), 2)
+        with mock.patch.dict(sys.modules, {"flashinfer": None, "flash_attn_interface": None, "vllm": None}):
+            names = ["flashinfer", "fa3", "flashinfer-fa3", "vllm-fa3"]
+            self.assertEqual(compare_peers.find_peers(names, lines.append), [])
+        self.assertEqual(len(lines), 3)
         self.assertTrue(all(line.startswith("skipped: ") and "\n" not in line for line in lines), lines)
 
     def test_unknown_peer(self):
