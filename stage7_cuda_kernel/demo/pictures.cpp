@@ -10,6 +10,7 @@
 
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/cuda/executor/mma_layout.h"
 
 namespace stage7 {
 namespace {
@@ -19,6 +20,10 @@ using common::Box;
 using common::Fill;
 using common::Hue;
 using common::Svg;
+using common::executor::left_place;
+using common::executor::MatrixPlace;
+using common::executor::result_place;
+using common::executor::right_place;
 
 constexpr int kWidth = 720;
 constexpr double kLeft = 24.0;
@@ -144,6 +149,50 @@ std::string draw_ladder() {
   return svg.to_string();
 }
 
+// The three matrices of an mma side by side. Two numbers that lie beside each other in one lane are one box, with the
+// lane's number.
+std::string draw_mma() {
+  constexpr double kTop = 74.0;
+  constexpr double kUnit = 20.0;  // of one number
+  constexpr int kLane = 5;        // the lesson's example
+  Svg svg(
+      kWidth, 462, "Which lane of a warp holds which numbers of an mma's matrices",
+      "Three matrices: K, of 16 tokens and 16 dimensions; Q, of 16 dimensions and 8 queries; and the scores, of 16 "
+      "tokens and 8 queries. Each pair of numbers has the number of the lane that holds it. Lane 5 has rows 1 and 9 "
+      "of K in dimensions 2, 3, 10 and 11, the same dimensions of query 1, and the scores of queries 2 and 3 for "
+      "tokens 1 and 9.");
+  const auto draw_pair = [&](double left, const MatrixPlace& first, const MatrixPlace& second, int lane) {
+    const Box box{left + kUnit * first.column, kTop + kUnit * first.row, kUnit * (second.column - first.column + 1),
+                  kUnit * (second.row - first.row + 1)};
+    svg.box(box, {lane == kLane ? Hue::kBlue : Hue::kGrey, lane == kLane ? Fill::kSoft : Fill::kPaper, 1.0, 0.0});
+    svg.label(box, common::format("%d", lane),
+              {.size = 13.0, .hue = lane == kLane ? Hue::kBlue : Hue::kGrey, .bold = lane == kLane});
+  };
+  constexpr double kKeys = kLeft;
+  constexpr double kQueries = kKeys + 16.0 * kUnit + 16.0;
+  constexpr double kScores = kQueries + 8.0 * kUnit + 16.0;
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int index = 0; index < 4; ++index) {
+      draw_pair(kKeys, left_place(lane, index, 0), left_place(lane, index, 1), lane);
+    }
+    for (int index = 0; index < 2; ++index) {
+      draw_pair(kQueries, right_place(lane, index, 0), right_place(lane, index, 1), lane);
+      draw_pair(kScores, result_place(lane, 2 * index), result_place(lane, 2 * index + 1), lane);
+    }
+  }
+  const std::array<std::pair<double, std::pair<const char*, const char*>>, 3> headings = {
+      {{kKeys, {"left: K", "tokens x dimensions"}},
+       {kQueries, {"right: Q", "dimensions x queries"}},
+       {kScores, {"result: scores", "tokens x queries"}}}};
+  for (const auto& [x, texts] : headings) {
+    svg.text({x, 34.0}, texts.first, kHeading);
+    svg.text({x, 58.0}, texts.second, {.size = 13.0, .hue = Hue::kGrey});
+  }
+  svg.text({kLeft, kTop + 16.0 * kUnit + 34.0}, "A number is a lane, a box two numbers that it holds; lane 5 is blue.",
+           {.size = 15.0});
+  return svg.to_string();
+}
+
 // Two warps of a thread block, each with a ring of two tiles; a copy takes three units of time, the arithmetic one.
 std::string draw_tile_ring() {
   constexpr std::array<int, 8> kPages = {7, 1, 3, 12, 5, 9, 2, 8};  // a block table
@@ -205,6 +254,7 @@ std::string draw_tile_ring() {
 std::vector<common::Picture> pictures() {
   return {{"memory_hierarchy", "an H200's memories, with sizes and speeds", draw_memory_hierarchy},
           {"ladder", "how much of the memory's bandwidth each step of the ladder uses", draw_ladder},
+          {"mma", "which lane holds which numbers of an mma's matrices", draw_mma},
           {"tile_ring", "copies under way while warps compute", draw_tile_ring}};
 }
 

@@ -128,6 +128,8 @@ TEST_CASE("every forward pass copies all K and V of its sequence once: counted b
   const auto bytes_per_token = static_cast<double>(engine.cache().shape().bytes_per_slot());
   CHECK(common::counter(engine.counters(), "kv_bytes_copied") / bytes_per_token == 5 + 6 + 7);
   CHECK(common::counter(engine.counters(), "kv_bytes_read") / bytes_per_token == 5 + 6 + 7);
+  CHECK(engine.timing().prefill_tokens == 5);
+  CHECK(engine.timing().decode_tokens == 2);  // the last token is drawn and never computed
 }
 
 TEST_CASE("at the end of a request, at most block_size - 1 slots are reserved and unused") {

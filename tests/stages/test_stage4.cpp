@@ -149,6 +149,8 @@ TEST_CASE("bytes of a slot count kv heads, not query heads") {
   }
   // The bundled model's shape: 6 layers, 8 query heads on 2 kv heads of 32 dimensions, 3 KiB a token.
   CHECK(cache_shape({8, 2, 32, 6}, 1).bytes_per_slot() == 3072);
+  // 32 GiB: the product does not fit into 32 bits.
+  CHECK(cache_shape({1024, 1024, 1024, 4096}, 1).bytes_per_slot() == std::int64_t{32} << 30);
 }
 
 TEST_CASE("query head h reads kv head h / group") {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "common/cuda/executor/cuda_on_host.h"
+#include "common/cuda/executor/mma_layout.h"
 #include "common/cuda/executor/small_floats.h"
 
 #define COURSE_BULK_COPY 1
@@ -88,21 +89,22 @@ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, 
     for (int lane = 0; lane < kWarpThreads; ++lane) {
       const Own& of = *static_cast<const Own*>(of_lanes[lane]);
       for (int i = 0; i < 2; ++i) {
-        const int column = 2 * (lane % 4) + i;
-        for (int quarter = 0; quarter < 4; ++quarter) {
-          left[lane / 4 + quarter % 2 * 8][column + quarter / 2 * 8] = half_of((*of.a)[quarter], i);
+        for (int index = 0; index < 4; ++index) {
+          const MatrixPlace place = left_place(lane, index, i);
+          left[place.row][place.column] = half_of((*of.a)[index], i);
         }
-        for (int half = 0; half < 2; ++half) {
-          right[column + 8 * half][lane / 4] = half_of(of.b[half], i);
+        for (int index = 0; index < 2; ++index) {
+          const MatrixPlace place = right_place(lane, index, i);
+          right[place.row][place.column] = half_of(of.b[index], i);
         }
       }
     }
     for (int lane = 0; lane < kWarpThreads; ++lane) {
       for (int i = 0; i < 4; ++i) {
+        const MatrixPlace place = result_place(lane, i);
         double sum = 0.0;
         for (int k = 0; k < 16; ++k) {
-          sum += static_cast<double>(left[lane / 4 + i / 2 * 8][k]) *
-                 static_cast<double>(right[k][2 * (lane % 4) + i % 2]);
+          sum += static_cast<double>(left[place.row][k]) * static_cast<double>(right[k][place.column]);
         }
         float& result = (*static_cast<Own*>(of_lanes[lane])->c)[i];
         result = static_cast<float>(static_cast<double>(result) + sum);
