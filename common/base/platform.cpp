@@ -391,6 +391,13 @@ void release_freed_memory() {
 #endif
 }
 
+void* map_pages(std::size_t bytes) {
+  void* const pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return pages == MAP_FAILED ? nullptr : pages;
+}
+
+void unmap_pages(void* pages, std::size_t bytes) { ::munmap(pages, bytes); }
+
 void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   (void)::madvise(data, bytes, MADV_HUGEPAGE);
@@ -467,6 +474,10 @@ void keep_freed_memory() {}
 void use_one_heap() {}
 
 void release_freed_memory() {}
+
+void* map_pages(std::size_t bytes) { return std::calloc(bytes, 1); }
+
+void unmap_pages(void* pages, std::size_t) { std::free(pages); }
 
 void advise_huge_pages(void*, std::size_t) {}
 

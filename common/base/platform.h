@@ -118,6 +118,11 @@ void use_one_heap();
 // Gives the system back what the program keeps of freed memory.
 void release_freed_memory();
 
+// Memory from the system itself, zeros that no heap keeps; null if there is none. unmap_pages() takes what map_pages()
+// gave, all of it.
+void* map_pages(std::size_t bytes);
+void unmap_pages(void* pages, std::size_t bytes);
+
 // Requests pages of 2 MiB, which cause fewer TLB misses. `data` must be aligned to 2 MiB. The system may ignore it.
 void advise_huge_pages(void* data, std::size_t bytes);
 

@@ -1,12 +1,14 @@
-// The clock, peak memory and the read bandwidth.
+// The clock, memory and the read bandwidth.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <thread>
 #include <vector>
 
 #include "common/base/check.h"
 #include "common/base/machine.h"
+#include "common/base/memory.h"
 #include "common/base/platform.h"
 #include "tests/support/catch.h"
 
@@ -49,3 +51,28 @@ TEST_CASE("machine: read bandwidth is measured for the given time, by any number
   CHECK_THROWS_AS(common::measure_read_bandwidth(0, 1U << 20U, 0.01), CheckError);
   CHECK_THROWS_AS(common::measure_read_bandwidth(4, 100, 0.01), CheckError);
 }
+
+#ifdef __linux__
+TEST_CASE("memory: a large array gives its addresses back, whatever was allocated after it") {
+  const auto num_pages = [] {  // of all addresses, as ulimit -v counts them
+    std::int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    return pages;
+  };
+  common::keep_freed_memory();  // as every program of the course begins
+  const std::int64_t before = num_pages();
+  std::vector<std::vector<char>> later;
+  for (int round = 0; round < 4; ++round) {
+    CAPTURE(round);
+    const std::size_t size = (std::size_t{3} << 20U) + 5;
+    const common::FloatArray floats = common::allocate_floats(size);
+    CHECK(reinterpret_cast<std::uintptr_t>(floats.get()) % (std::uintptr_t{1} << 21U) == 0);
+    floats[0] = 1.0F;
+    floats[size - 1] = 2.0F;
+    CHECK(floats[0] + floats[size - 1] == 3.0F);
+    later.emplace_back(std::size_t{1} << 16U, 'x');
+  }
+  constexpr std::int64_t kPage = 4096;
+  CHECK((num_pages() - before) * kPage < std::int64_t{4} << 20U);
+}
+#endif
