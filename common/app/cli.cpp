@@ -1,6 +1,7 @@
 #include "common/app/cli.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -191,7 +192,7 @@ std::string read_prompt(const std::string& path) {
     input.setstate(std::ios_base::failbit);
   }
   if (!input) {
-    throw InputError(path + ": cannot read the prompt");
+    throw InputError(path + ": cannot read the prompt: " + std::generic_category().message(errno));
   }
   for (const char end : {'\n', '\r'}) {
     if (text.ends_with(end)) {

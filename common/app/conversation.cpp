@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <iostream>
 #include <iterator>
 #include <limits>
+#include <new>
 #include <optional>
 #include <ostream>
 #include <random>
@@ -138,16 +140,25 @@ void write_whole(const std::string& path, const std::string& text) {
   }
   const std::filesystem::path beside =
       target.parent_path() / format(".%08x.part", std::random_device()());  // no file of the user's
+  std::error_code reason = std::make_error_code(std::errc::not_enough_memory);
   try {
     if (std::filesystem::exists(target)) {
       std::filesystem::copy_file(target, beside);
     }
-    ResultFile(beside.string()).write(text);
+    std::ofstream file(beside, std::ios::trunc);
+    file << text;
+    file.close();
+    if (!file) {
+      throw std::system_error(errno, std::generic_category());
+    }
     std::filesystem::rename(beside, target);
-  } catch (const std::exception&) {
-    std::filesystem::remove(beside, error);
-    throw InputError("can't write to '" + path + "'");
+    return;
+  } catch (const std::system_error& failure) {
+    reason = failure.code();
+  } catch (const std::bad_alloc&) {  // as the reason is by now
   }
+  std::filesystem::remove(beside, error);
+  throw InputError(write_failure(path, reason));
 }
 
 // The tokens of a message that was read from a file. Empty: there are none, or not of this vocabulary.
@@ -419,7 +430,7 @@ void Conversation::load(const std::string& path, std::ostream& output) {
   try {
     std::ifstream file(path);
     if (!file) {
-      throw InputError(path + ": cannot open");
+      throw InputError(path + ": cannot open: " + std::generic_category().message(errno));
     }
     // What a file of /proc holds is not known before it is read.
     std::string text;

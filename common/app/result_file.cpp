@@ -1,19 +1,24 @@
 #include "common/app/result_file.h"
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <system_error>
 #include <utility>
 
 #include "common/base/check.h"
 
 namespace common {
+
+std::string write_failure(const std::string& path, const std::error_code& reason) {
+  return "can't write to '" + path + "': " + reason.message();
+}
+
 namespace {
 
 void check(const std::ofstream& file, const std::string& path) {
   if (!file) {
-    throw InputError("can't write to '" + path + "'");
+    throw InputError(write_failure(path, {errno, std::generic_category()}));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "common/serving/http_command.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <iostream>
 #include <mutex>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -64,7 +66,9 @@ std::string read_key(const std::string& path) {
   std::string rest;
   if (!std::getline(file, key)) {
     throw InputError(path + ": " +
-                     (file.is_open() && file.eof() ? "the file has no API key" : "cannot read the API key"));
+                     (file.is_open() && file.eof()
+                          ? "the file has no API key"
+                          : "cannot read the API key: " + std::generic_category().message(errno)));
   }
   if (file >> rest) {
     throw InputError(path + ": the file has more than one line; an API key is one");

@@ -1,12 +1,15 @@
 #include "common/serving/trace.h"
 
+#include <cerrno>
 #include <cstddef>
 #include <ios>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "common/app/result_file.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 
@@ -41,7 +44,7 @@ Json lane_name(int lane, const std::string& name) {
 
 TraceWriter::TraceWriter(const std::string& path) : path_(path), file_(path), can_seek_(file_.tellp() >= 0) {
   if (!file_) {
-    throw InputError("can't write to '" + path + "'");
+    throw InputError(write_failure(path, {errno, std::generic_category()}));
   }
   waiting_ = "[\n";
   name_lane(0, "steps");

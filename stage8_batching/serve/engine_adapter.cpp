@@ -213,16 +213,17 @@ int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
     const common::Completion& written = engine_.output(id).completions[static_cast<std::size_t>(sample)];
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
-  return add_client(engine_.submit(generation_request(request), on_token, arrival), std::move(sink),
-                    static_cast<int>(request.request.prompt.size()));
+  const bool has_texts = request.counted == common::Counted::kTexts;
+  return add_client(engine_.submit(generation_request(request), on_token, arrival),
+                    {std::move(sink), static_cast<int>(request.request.prompt.size()), has_texts});
 }
 
 int EngineAdapter::reject(const std::string& reason, double arrival, std::unique_ptr<common::RequestSink> sink) {
-  return add_client(engine_.reject(reason, arrival), std::move(sink), 0);
+  return add_client(engine_.reject(reason, arrival), {std::move(sink)});
 }
 
-int EngineAdapter::add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens) {
-  clients_[id] = {std::move(sink), prompt_tokens};
+int EngineAdapter::add_client(int id, Client client) {
+  clients_[id] = std::move(client);
   report_end(id);  // if it was rejected
   return id;
 }
@@ -274,7 +275,7 @@ void EngineAdapter::count_step() {
     const auto client = clients_.find(id);
     const RequestOutput& output = engine_.output(id);
     const bool is_first_time = output.admission == last_step_.begin;  // not back from a preemption
-    if (engine_.options().prefix_cache && is_first_time && client != clients_.end()) {
+    if (engine_.options().prefix_cache && is_first_time && client != clients_.end() && client->second.has_texts) {
       prompt_tokens_ += client->second.prompt_tokens;
       prompt_tokens_found_ += output.cached_tokens;
     }

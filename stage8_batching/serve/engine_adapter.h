@@ -64,8 +64,9 @@ class EngineAdapter : public common::ServedEngine {
   struct Client {
     std::unique_ptr<common::RequestSink> sink;
     int prompt_tokens = 0;
+    bool has_texts = false;  // else its reply is a prompt's scores
   };
-  int add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens);
+  int add_client(int id, Client client);
   void report_end(int id);
   void add_drawn();
   void count_step();

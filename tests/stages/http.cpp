@@ -562,6 +562,9 @@ TEST_CASE("a full queue answers 429 and loses nothing") {
   json body = completion_body(kPrompts[0], 4);
   body["stream"] = true;
   const common::ApiReply first = fixture.post("/v1/completions", body);
+  json two = body;
+  two["prompt"] = {kPrompts[0], kPrompts[1]};
+  REQUIRE(fixture.post("/v1/completions", two).status == 429);  // there is room for one, and none of them waits
   const common::ApiReply second = fixture.post("/v1/completions", body);
   const common::ApiReply third = fixture.post("/v1/completions", body);
   CHECK(third.status == 429);

@@ -1066,6 +1066,7 @@ TEST_CASE("a prompt that is scored is counted as the client's prompt, and its sc
   CHECK(state.tally.first_token_seconds.count() == 0);
   CHECK(state.between_tokens_seconds.count() == 0);
   CHECK(state.tally.request_seconds.count() == 1);
+  CHECK(state.status.prefix.prompt_tokens == 0);           // scores are computed anew, whatever is in the cache
   body.update({{"max_tokens", 4}, {"ignore_eos", true}});  // now the scores stand beside the text
   reply_to(fixture, body);
   state = fixture.engine.state();
@@ -1075,6 +1076,7 @@ TEST_CASE("a prompt that is scored is counted as the client's prompt, and its sc
   CHECK(state.tally.num_finished() == 2);
   CHECK(state.between_tokens_seconds.count() == 3);
   CHECK(state.tally.request_seconds.count() == 2);
+  CHECK(state.status.prefix.prompt_tokens == 17);
 }
 
 TEST_CASE("/metrics: a request's time begins with its arrival, and a model's name may have any character") {

@@ -563,14 +563,14 @@ class Drafts(ProgramTest):
 class Output(ProgramTest):
     def test_json_into_a_missing_folder(self):
         path = str(self.folder / "missing" / "result.json")
-        self.assert_bad_input(run("generate", "--prompt", "Once", "--json", path), path)
+        self.assert_bad_input(run("generate", "--prompt", "Once", "--json", path), path, "No such file or directory")
 
     def test_json_into_a_folder(self):
         self.assert_bad_input(run("generate", "--prompt", "Once", "--json", str(self.folder)), str(self.folder))
 
     def test_full_disk(self):
         self.assert_bad_input(run("generate", "--prompt", "Once", "--max-new-tokens", "2", "--json", "/dev/full"),
-                              "/dev/full")
+                              "/dev/full", "No space left on device")
 
     def test_standard_output_on_a_full_disk(self):
         for arguments in (("--json", "-"), ()):
@@ -831,7 +831,7 @@ class Serving(ProgramTest):
         for option in ("--trace", "--json"):
             path = str(self.folder / "missing" / "file")
             result = run("serve", *self.PROMPTS, option, path)
-            self.assert_bad_input(result, path)
+            self.assert_bad_input(result, path, "No such file or directory")
             self.assertEqual(result.stdout, b"", "found out before anything is served")
             self.assert_bad_input(run("serve", *self.PROMPTS, option, "/dev/full"), "/dev/full")
         self.assert_bad_input(run("compare", "--plot", str(self.folder)), str(self.folder))
@@ -1205,7 +1205,7 @@ class Http(ProgramTest):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "key")
             for content, problem in (("", "no API key"), ("\n", "empty"), ("a b\n", "one word"), ("a\nb\n", "more than one"),
-                                     ("\u00e9\n", "ASCII"), (None, "cannot read")):
+                                     ("\u00e9\n", "ASCII"), (None, "No such file")):
                 if content is None:
                     os.remove(path)
                 else:
