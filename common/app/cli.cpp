@@ -232,19 +232,13 @@ Session load(const SessionOptions& options) {
   const std::vector<std::string> prompts = read_prompts(options);
   const bool fixed_workload = prompts.empty();
   if (fixed_workload && options.chat) {
-    throw InputError("--chat needs a --prompt to answer");
+    throw UsageError("--chat needs a --prompt to answer");
   }
   session.chat.format = options.chat_format;
   if (options.chat && !has_chat_template(file, session.chat)) {
     print_note("the model has no chat template: with --chat, too, it goes on with the prompt");
   }
-  if (!options.system_prompt.empty() && !options.chat) {
-    throw InputError("--system needs --chat: a prompt that is continued has no roles");
-  }
   for (const std::string& prompt : prompts) {
-    if (prompt.empty()) {
-      throw InputError("the prompt is empty");
-    }
     std::vector<ChatMessage> messages = {{"user", prompt}};
     if (!options.system_prompt.empty()) {
       messages.insert(messages.begin(), {"system", options.system_prompt});
@@ -488,14 +482,22 @@ void add_model_options(Command& command, SessionOptions& options) {
 
 void add_chat_template(Command& command, SessionOptions& options) {
   command.option("--chat-template", options.chat_format,
-                 "chatml, qwen3, llama2, llama3, gemma or none, in place of the model's own template");
+                 "chatml, qwen3, llama2, llama3, gemma or none, in place of the model's own template",
+                 check_chat_format);
 }
 
 void add_prompt_options(Command& command, SessionOptions& options) {
-  command.option("--prompt", options.prompts, "text to continue; may be given several times; -: standard input");
+  const auto check_prompt = [](const std::string& text) {
+    if (text.empty()) {
+      throw InputError("the prompt is empty");
+    }
+  };
+  command.option("--prompt", options.prompts, "text to continue; may be given several times; -: standard input",
+                 check_prompt);
   command.file("--prompt-file", options.prompt_files, "a file with a text to continue; may be given several times");
   command.flag("--chat", options.chat, "answer each prompt, with the model's chat template");
   command.option("--system", options.system_prompt, "with --chat: what the model is told first");
+  command.require("--system", "--chat");
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24},
                  "maximum number of tokens to generate for a --prompt");
 }
@@ -590,7 +592,7 @@ Command& Program::add_bench(std::function<BenchTarget(const Session&)> target,
   command.option("--prompt-tokens", options.prompt_tokens, {2, 1 << 24}, "length of the prompt");
   command.option("--new-tokens", options.new_tokens, {1, 1 << 24}, "tokens decoded after it");
   command.option("--synthetic", options.synthetic,
-                 "random weights in the shape of a published model: " + preset_names());
+                 "random weights in the shape of a published model: " + preset_names(), find_preset);
   command.exclude("--synthetic", "--model");
   command.flag("--attention", options.attention, "measure attention alone, at growing context lengths");
   command.option("--max-context", options.max_context, {64, 1 << 20}, "the longest context for --attention");

@@ -91,6 +91,17 @@ CLI::Option& add(CLI::App& app, const std::string& name, const std::string& valu
               ->allow_extra_args(false);
 }
 
+// Stores the text if it passes the check.
+std::function<void(const std::string&)> checked(const CheckText& check,
+                                                std::function<void(const std::string&)> store) {
+  return [check, store = std::move(store)](const std::string& text) {
+    if (check) {
+      check(text);
+    }
+    store(text);
+  };
+}
+
 const std::string& file_name(const std::string& text) {
   if (text.empty()) {
     throw InputError("the file's name is empty");
@@ -227,12 +238,13 @@ void Command::option(const std::string& name, std::uint64_t& value, const std::s
   add_integer(app_, name, value, {0, std::numeric_limits<std::uint64_t>::max()}, help);
 }
 
-void Command::option(const std::string& name, std::string& value, const std::string& help) {
-  add(app_, name, "TEXT", value, help, [&value](const std::string& text) { value = text; });
+void Command::option(const std::string& name, std::string& value, const std::string& help, const CheckText& check) {
+  add(app_, name, "TEXT", value, help, checked(check, [&value](const std::string& text) { value = text; }));
 }
 
-void Command::option(const std::string& name, std::optional<std::string>& value, const std::string& help) {
-  add(app_, name, "TEXT", value.value_or(""), help, [&value](const std::string& text) { value = text; });
+void Command::option(const std::string& name, std::optional<std::string>& value, const std::string& help,
+                     const CheckText& check) {
+  add(app_, name, "TEXT", value.value_or(""), help, checked(check, [&value](const std::string& text) { value = text; }));
 }
 
 void Command::file(const std::string& name, std::string& value, const std::string& help) {
@@ -245,9 +257,9 @@ void Command::file(const std::string& name, std::vector<std::string>& values, co
   }).multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
-void Command::option(const std::string& name, std::vector<std::string>& values, const std::string& help) {
-  option(
-      name, [&values](const std::string& text) { values.push_back(text); }, help);
+void Command::option(const std::string& name, std::vector<std::string>& values, const std::string& help,
+                     const CheckText& check) {
+  option(name, checked(check, [&values](const std::string& text) { values.push_back(text); }), help);
 }
 
 void Command::option(const std::string& name, std::function<void(const std::string&)> set, const std::string& help) {
@@ -394,6 +406,8 @@ int CommandLine::run(int argc, const char* const* argv) {
     return refuse(unexpected_word(*app_, *command, argc, argv));
   } catch (const CLI::Success& request) {  // --help, --version
     return app_->exit(request);
+  } catch (const UsageError& error) {
+    return refuse(error.what());
   } catch (const CLI::ParseError& error) {
     const std::string problem = error.what();
     const bool lacks_value = problem.find(": 1 required ") != std::string::npos;  // "--seed: 1 required N missing"

@@ -14,11 +14,23 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/check.h"
+
 namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's own
 class App;
 }  // namespace CLI
 
 namespace common {
+
+// Options that contradict each other in a way that exclude() and require() can't say. A command throws it before it has
+// printed anything.
+class UsageError : public InputError {
+ public:
+  using InputError::InputError;
+};
+
+// Throws InputError for a text that is no value of the option, which is then a usage error.
+using CheckText = std::function<void(const std::string&)>;
 
 // The values that an option accepts, including both ends.
 template <typename Number>
@@ -43,13 +55,15 @@ class Command {
   void option(const std::string& name, float& value, Range<double> range, const std::string& help);
   void option(const std::string& name, double& value, Range<double> range, const std::string& help);
   void option(const std::string& name, std::uint64_t& value, const std::string& help);
-  void option(const std::string& name, std::string& value, const std::string& help);
-  void option(const std::string& name, std::optional<std::string>& value, const std::string& help);  // empty: not given
+  void option(const std::string& name, std::string& value, const std::string& help, const CheckText& check = nullptr);
+  void option(const std::string& name, std::optional<std::string>& value, const std::string& help,
+              const CheckText& check = nullptr);  // empty: not given
   // A file's name. An empty one is a usage error: it is an unset variable of the shell.
   void file(const std::string& name, std::string& value, const std::string& help);
   void file(const std::string& name, std::vector<std::string>& values, const std::string& help);  // several times
   // May be given several times, unlike the others.
-  void option(const std::string& name, std::vector<std::string>& values, const std::string& help);
+  void option(const std::string& name, std::vector<std::string>& values, const std::string& help,
+              const CheckText& check = nullptr);
   // The same, but calls a function for each text. If the function throws InputError, that is a usage error.
   void option(const std::string& name, std::function<void(const std::string&)> set, const std::string& help);
 
@@ -102,7 +116,8 @@ class CommandLine {
   Command& add(const std::string& name, const std::string& description, std::function<void()> run);
 
   // Runs the command. Returns 0, or 2 after printing a usage error to stderr: program and command, the word as it was
-  // typed, and what may have been meant. Without a command it lists them there. Does not catch what the command throws.
+  // typed, and what may have been meant. Without a command it lists them there. Of what the command throws, it catches
+  // UsageError alone.
   // "--complete WORD..." runs nothing: for the completions of shells, it prints what may follow these words.
   int run(int argc, const char* const* argv);
 

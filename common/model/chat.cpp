@@ -355,6 +355,8 @@ bool has_chat_template(const Gguf& file, const ChatOptions& options) {
   return options.format.empty() ? file.has(kTemplateKey) : named(options.format).format != ChatFormat::kPlain;
 }
 
+void check_chat_format(const std::string& name) { named(name); }
+
 std::vector<std::string> chat_formats() {
   std::vector<std::string> names;
   names.reserve(kFormats.size() + 1);

@@ -37,6 +37,8 @@ bool has_chat_template(const Gguf& file, const ChatOptions& options = {});
 
 // "chatml", "llama2" …: the formats of above, and "none".
 std::vector<std::string> chat_formats();
+// Throws InputError unless it is one of them.
+void check_chat_format(const std::string& name);
 // The format of the file's template, or the one chosen. Throws InputError as encode_chat() does.
 std::string chat_format(const Gguf& file, const ChatOptions& options = {});
 bool can_switch_thinking(const Gguf& file, const ChatOptions& options = {});

@@ -610,11 +610,13 @@ class PoolRecords : public ReplyBody {
       engine_.refresh();
     }
     const bool is_over = engine_.is_draining() && engine_.drained();  // until then, the page shows the drain
-    for (const std::string& record : watcher_.read(kWait)) {
+    const std::vector<std::string> records = watcher_.read(kWait);
+    for (const std::string& record : records) {
       text += "data: " + record + "\n\n";
     }
     next_read_ = std::chrono::steady_clock::now() + kBetweenReads;
-    return !is_over;
+    // The last records may be more than are read at once, and a client that was late gets a whole one.
+    return !is_over || !records.empty() || watcher_.needs_whole();
   }
 
  private:

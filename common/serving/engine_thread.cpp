@@ -606,7 +606,7 @@ void EngineThread::hand_over(const Client& client, RequestResult result) {
   if (client.counted != Counted::kNothing) {
     state_.tally.add(*told);
   }
-  num_live_ -= 1;
+  num_ended_ += 1;
 }
 
 // Brings the counts up to date.
@@ -623,10 +623,17 @@ void EngineThread::count(const StepReport* report) {
   }
 }
 
+// Reports a change. Only then are the requests that ended in it no longer live: a server that waits for the last one
+// ends when its end has been shown.
 void EngineThread::show(const StepReport* report) {
-  if (!on_change_) {
-    return;
+  if (on_change_) {
+    report_change(report);
   }
+  const std::lock_guard lock(mutex_);
+  num_live_ -= std::exchange(num_ended_, 0);
+}
+
+void EngineThread::report_change(const StepReport* report) {
   // No other thread changes the tally, so that it is read without the lock.
   EngineNews news{.engine = engine_.get(),
                   .pool = num_pools_ - 1,

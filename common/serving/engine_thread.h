@@ -115,7 +115,8 @@ class EngineThread {
   // refused.
   void announce_drain() { is_drain_announced_ = true; }
   bool is_drain_announced() const { return is_drain_announced_; }
-  // Refuses new requests from now on; drained() says whether the last one has ended.
+  // Refuses new requests from now on; drained() says whether the last one has ended, and on_change has been called for
+  // it.
   void drain();
   bool is_draining() const { return is_draining_; }
   bool drained() const;
@@ -164,6 +165,7 @@ class EngineThread {
   void hand_over(const Client& client, RequestResult result);
   void count(const StepReport* report = nullptr);
   void show(const StepReport* report = nullptr);
+  void report_change(const StepReport* report);
   void post(std::function<void()> command);
   // For a client that has gone. Allocates no memory, because a destructor calls it.
   void abandon(Ticket::State& state) noexcept;
@@ -178,6 +180,7 @@ class EngineThread {
   std::map<int, Client> clients_;          // by id, for requests that have not ended
   Client arriving_;                        // the first of its ticket's requests that clients_ does not know yet
   int next_id_ = 0;
+  int num_ended_ = 0;  // requests that num_live_ still counts, until their ends are shown
   int num_pools_ = 0;
   std::string end_error_;  // the error of requests that are ended without an error of their own
   std::int64_t num_generated_ = 0;

@@ -41,20 +41,27 @@ void print(const std::string& text) {
   std::cout << text << std::flush;
 }
 
-std::string checked_name(const std::string& name) {
+void check_name(const std::string& name) {
   if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= ' ' && c < '\x7F'; })) {
-    throw InputError("--served-model-name is for ASCII characters");
+    throw InputError("the name is for ASCII characters");
   }
-  return name;
 }
 
 // Throws InputError unless a header can have the key.
-std::string checked_key(const std::string& key, const std::string& source) {
+void check_key(const std::string& key) {
   if (key.empty()) {
-    throw InputError(source + ": the API key is empty");
+    throw InputError("the API key is empty");
   }
   if (!std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < '\x7F'; })) {
-    throw InputError(source + ": an API key is one word of ASCII characters");
+    throw InputError("an API key is one word of ASCII characters");
+  }
+}
+
+std::string checked_key(const std::string& key, const std::string& source) {
+  try {
+    check_key(key);
+  } catch (const InputError& error) {
+    throw InputError(source + ": " + error.what());
   }
   return key;
 }
@@ -88,7 +95,7 @@ bool has_pool_controls(const HttpCommandOptions& options, const HttpServer& serv
 }
 
 // Throws InputError if a template was chosen that does not fit the model.
-void check_chat_format(const ServedModel& model, const std::string& chat_format) {
+void check_chats(const ServedModel& model, const std::string& chat_format) {
   const std::string problem = chat_format.empty() ? "" : chat_problem(model, chat_format);
   if (!problem.empty()) {
     throw InputError("--chat-template " + chat_format + ": " + problem);
@@ -123,7 +130,7 @@ std::string describe_drain(const ServerState& state, const std::optional<int>& s
 
 std::string find_api_key(const HttpCommandOptions& options) {
   if (options.api_key.has_value()) {
-    return checked_key(*options.api_key, "--api-key");
+    return *options.api_key;
   }
   if (!options.api_key_file.empty()) {
     return checked_key(read_key(options.api_key_file), options.api_key_file);
@@ -142,24 +149,28 @@ void check_origin(const std::string& origin) {
   });
   if (origin != "*" && !(is_web && is_host)) {
     throw InputError(
-        "--cors takes an origin as https://example.org or http://localhost:3000, in lower case, or '*', not " +
+        "an origin is https://example.org or http://localhost:3000, in lower case, or '*' for all, not " +
         quote(origin));
   }
 }
 
 void add_http_options(Command& command, HttpCommandOptions& options) {
   command.option("--http", options.address,
-                 "serve on this address, as 127.0.0.1:8080: an OpenAI-compatible API, and a page that shows the pool");
+                 "serve on this address, as 127.0.0.1:8080: an OpenAI-compatible API, and a page that shows the pool",
+                 parse_address);
   command.option("--api-key", options.api_key,
-                 "with --http: a key that clients have to send (default: that of the environment's COURSE_API_KEY)");
+                 "with --http: a key that clients have to send (default: that of the environment's COURSE_API_KEY)",
+                 check_key);
   command.file("--api-key-file", options.api_key_file, "with --http: a file whose only line is that key");
   command.option("--served-model-name", options.served_model_name,
-                 "with --http: what clients call the model (default: the file's name)");
+                 "with --http: what clients call the model (default: the file's name)", check_name);
   command.option("--chat-template", options.chat_format,
-                 "with --http: chatml, qwen3, llama2, llama3, gemma or none, in place of the model's own template");
+                 "with --http: chatml, qwen3, llama2, llama3, gemma or none, in place of the model's own template",
+                 check_chat_format);
   command.option("--cors", options.cors_origins,
                  "with --http: let pages of this origin use the API, as https://example.org, or '*' for all; may be "
-                 "repeated");
+                 "repeated",
+                 check_origin);
   command.flag("--quiet", options.quiet, "with --http: no line for each request");
   command.option(
       "--drain-notice", options.drain_notice, {0, 3600},
@@ -213,7 +224,7 @@ std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options) {
   }
   auto server = std::make_unique<HttpServer>(http);
   if (options.paused && !has_pool_controls(options, *server)) {
-    throw InputError(
+    throw UsageError(
         "--paused needs --pool-controls, which is on by default only where this machine alone is served, without a "
         "key");
   }
@@ -223,7 +234,7 @@ std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options) {
 void run_http(const ServedModel& model, const MakeEngine& make_engine, const HttpCommandOptions& options,
               std::unique_ptr<HttpServer> server) {
   const std::string host = parse_address(options.address.value()).host;
-  ApiOptions api_options{options.served_model_name.empty() ? model.name() : checked_name(options.served_model_name),
+  ApiOptions api_options{options.served_model_name.empty() ? model.name() : options.served_model_name,
                          find_api_key(options),
                          options.make_demo_pool,
                          has_pool_controls(options, *server),
@@ -231,8 +242,7 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
                          options.chat_format,
                          options.streams_wait,
                          server->memory()};
-  std::for_each(options.cors_origins.begin(), options.cors_origins.end(), check_origin);
-  check_chat_format(model, options.chat_format);
+  check_chats(model, options.chat_format);
   const std::string chats = describe_chats(model, options.chat_format);
   PoolView view(model.is_synthetic() ? nullptr : &model.session().tokenizer);
   EngineThread thread(make_engine, {options.max_queue, options.paused},

@@ -296,7 +296,7 @@ HttpOptions parse_address(const std::string& address) {
   const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), options.port);
   if (error != std::errc() || end != port.data() + port.size() || options.port < 0 || options.port > 65535) {
-    throw InputError("--http takes an address like 127.0.0.1:8080, not " + quote(address));
+    throw InputError("an address is like 127.0.0.1:8080, not " + quote(address));
   }
   std::string host = address.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {

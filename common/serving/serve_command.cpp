@@ -17,10 +17,12 @@
 #include <vector>
 
 #include "common/app/result_file.h"
+#include "common/app/command.h"
 #include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
+#include "common/model/presets.h"
 #include "common/model/stop_strings.h"
 #include "common/serving/arrivals.h"
 #include "common/serving/report.h"
@@ -35,10 +37,18 @@ double rate_of(const std::string& text) {
   char* end = nullptr;
   const double rate = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !(rate > 0.0)) {
-    throw InputError("--arrivals poisson:RATE takes requests a second, not '" + text + "'");
+    throw InputError("poisson:RATE takes requests a second, not '" + text + "'");
   }
   check_rate(rate);
   return rate;
+}
+
+const std::string kPoisson = "poisson:";
+
+void check_arrivals(const std::string& text) {
+  if (text.starts_with(kPoisson)) {
+    rate_of(text.substr(kPoisson.size()));
+  }
 }
 
 // Lengths from a file, or the session's prompts at random times.
@@ -57,7 +67,7 @@ std::vector<ArrivingRequest> make_requests(const Session& session, const LlamaCo
   };
   if (options.workload == "offline") {
     if (options.num_requests > 0) {
-      throw InputError("--requests is for prompts: the offline workload has 256 requests");
+      throw UsageError("--requests is for prompts: the offline workload has 256 requests");
     }
     constexpr int kLongest = 2 * kMaxOfflineTokens;
     if (config.context_length < kLongest) {
@@ -74,12 +84,11 @@ std::vector<ArrivingRequest> make_requests(const Session& session, const LlamaCo
     }
     return requests;
   }
-  const std::string poisson = "poisson:";
-  if (options.num_requests > 0 && !options.arrivals.empty() && !options.arrivals.starts_with(poisson)) {
-    throw InputError("--requests is for prompts: " + options.arrivals + " says how many requests there are");
+  if (options.num_requests > 0 && !options.arrivals.empty() && !options.arrivals.starts_with(kPoisson)) {
+    throw UsageError("--requests is for prompts: " + options.arrivals + " says how many requests there are");
   }
-  if (options.arrivals.empty() || options.arrivals.starts_with(poisson)) {
-    const double rate = options.arrivals.empty() ? 0.0 : rate_of(options.arrivals.substr(poisson.size()));
+  if (options.arrivals.empty() || options.arrivals.starts_with(kPoisson)) {
+    const double rate = options.arrivals.empty() ? 0.0 : rate_of(options.arrivals.substr(kPoisson.size()));
     const std::size_t num_prompts = session.requests.size();
     const int count = options.num_requests > 0 ? options.num_requests : static_cast<int>(num_prompts);
     for (const double time : poisson_times(count, rate, seed)) {
@@ -309,7 +318,8 @@ Command& add_serve_command(Program& program, ServeOptions& options, MakeEngineFo
       input);
   command.option("--arrivals", options.arrivals,
                  "poisson:RATE, in requests a second, or a file with lines \"seconds prompt_tokens output_tokens\"; "
-                 "default: all at once");
+                 "default: all at once",
+                 check_arrivals);
   command.choice("--workload", options.workload, {{"prompts", ""}, {"offline", "offline"}},
                  "prompts, or offline: 256 requests at once, prompts and replies of 100 to 1,024 tokens");
   command.exclude("--workload", "--arrivals");
@@ -323,7 +333,7 @@ Command& add_serve_command(Program& program, ServeOptions& options, MakeEngineFo
        {"--samples", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--sample-index"}) {
     command.exclude("--beams", name);
   }
-  command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench", find_preset);
   command.exclude("--synthetic", "--model");
   command.flag("--virtual-clock", options.virtual_clock,
                "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");

@@ -156,7 +156,8 @@ common::Command& add_compare_command(common::Program& program, CompareOptions& o
                  "prompt and reply of the longest (default: the context)");
   command.option("--seed", options.seed, "random seed of lengths and times");
   command.option("--rate", options.rate, {1e-6, 1e6}, "requests a second (default: all at once)");
-  command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench",
+                 common::find_preset);
   command.exclude("--synthetic", "--model");
   command.flag("--alone", options.alone, "begin with one request at a time, as stage 7 computes");
   command.flag("--virtual-clock", options.virtual_clock,

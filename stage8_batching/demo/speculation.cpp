@@ -339,7 +339,7 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
   command.option("--speculate", options.num_drafts, {1, common::kMaxDrafts}, "max drafts a step");
   command.option("--copies", options.copies, {1, 64}, "how many copies of each text are served together");
   command.option("--synthetic", options.synthetic,
-                 "random weights in the shape of a published model: " + common::preset_names());
+                 "random weights in the shape of a published model: " + common::preset_names(), common::find_preset);
   command.exclude("--synthetic", "--model");
   command.option("--rounds", options.rounds, {1, 1000}, "how often each is measured; the fastest counts");
   return command;

@@ -179,6 +179,9 @@ struct Fixture {
               if (has_engine) {
                 script.called(Call::kOnChange);
               }
+              if (news.report != nullptr) {
+                drained_before_shown = drained_before_shown || engine.drained();
+              }
             }) {
     engine.restart(kSizes);  // in the engine's thread, which is known from here on
   }
@@ -196,6 +199,7 @@ struct Fixture {
   std::mutex mutex;
   bool has_engine = false;
   std::string shown_failure;
+  std::atomic<bool> drained_before_shown = false;  // whether a last end was told before the page heard of it
   EngineThread engine;
 };
 
@@ -292,6 +296,15 @@ TEST_CASE("engine thread: a client without memory can leave, and its requests en
   fixture.engine.run();
   CHECK(tokens_of(*other) == Texts{kAllTokens});
   CHECK(fixture.engine.drained());
+}
+
+TEST_CASE("engine thread: the page hears of the last end before the server may end") {
+  Fixture fixture;
+  const auto ticket = fixture.submit(2);
+  CHECK(tokens_of(*ticket) == Texts{kAllTokens, kAllTokens});
+  fixture.engine.restart(kSizes);  // after everything that the thread still had to do
+  CHECK(fixture.engine.drained());
+  CHECK_FALSE(fixture.drained_before_shown);
 }
 
 TEST_CASE("engine thread: wherever memory runs out in a restart, its caller hears of it") {
@@ -423,9 +436,9 @@ TEST_CASE("engine thread: whatever throws in it, all clients get one error, and 
     CHECK(fixture.engine.submit({{}}, refusal) == nullptr);
     CHECK(refusal == Refusal::kFailed);
     CHECK(fixture.engine.failure() == "broken");
-    CHECK(fixture.engine.drained());
     CHECK(fixture.engine.state().num_waiting() == 0);
     fixture.engine.restart(kSizes);
+    CHECK(fixture.engine.drained());
     fixture.engine.run();
     CHECK(fixture.failure_on_the_page().empty());
     CHECK(tokens_of(*fixture.submit(1)) == Texts{kAllTokens});

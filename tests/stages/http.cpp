@@ -104,6 +104,13 @@ class PoolReader {
     }
     return record;
   }
+  // Reads to the end.
+  json last() {
+    std::string text;
+    while (reply_.stream->read(text)) {
+    }
+    return events_of(text).back();
+  }
 
  private:
   common::ApiReply reply_;
@@ -622,9 +629,25 @@ TEST_CASE("draining refuses what is new and serves what has come, even if paused
   CHECK(fixture.get("/health").status == 503);
   CHECK(streamed_text(read_all(*before.stream)) == text_alone(kPrompts[0], 6, {}));
   CHECK(ApiFixture::wait_for([&] { return fixture.engine.drained(); }));
-  const common::ApiReply watched = fixture.get("/pool/events");
-  std::string ignored;
-  CHECK_FALSE(watched.stream->read(ignored));
+  CHECK(PoolReader(fixture).last()["draining"] == true);  // a stream that begins now ends at once
+}
+
+TEST_CASE("the pool's records end with the last one, even if a client reads them only when the server has drained") {
+  ApiFixture fixture({.num_slots = 4096, .token_budget = 256, .paused = true});
+  PoolReader reader(fixture);
+  reader.next();
+  json body = completion_body(kPrompts[0], 200);
+  body["prompt"] = std::vector<std::string>(16, kPrompts[0]);
+  body["ignore_eos"] = true;
+  body["stream"] = true;
+  const common::ApiReply reply = fixture.post("/v1/completions", body);
+  fixture.engine.drain();
+  read_all(*reply.stream);
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.drained(); }));
+  const json last = reader.last();
+  CHECK(last["draining"] == true);
+  CHECK(last["num_running"] == 0);
+  CHECK(last["num_waiting"] == 0);
 }
 
 TEST_CASE("the server's memory of a request ends with it") {
@@ -944,7 +967,7 @@ TEST_CASE("requests that come while the pool can't be made again are told so, an
   CHECK(ticket->is_submitted(std::chrono::milliseconds(0)));
   CHECK(ticket->result(1).finish_reason == common::FinishReason::kCancelled);
   CHECK(ticket->result(1).error == engine.failure());
-  CHECK(engine.drained());
+  CHECK(ApiFixture::wait_for([&] { return engine.drained(); }));
 }
 
 TEST_CASE("commands of the demonstration run on a pool of their own") {
@@ -1683,7 +1706,7 @@ TEST_CASE("a failure outside a step ends the engine with its reason, and not the
   CHECK(after->is_submitted(std::chrono::milliseconds(0)));
   CHECK(after->result(1).error == "the view is broken");
   CHECK(engine.failure() == "the view is broken");
-  CHECK(engine.drained());
+  CHECK(ApiFixture::wait_for([&] { return engine.drained(); }));
   CHECK(engine.submit({{request, 1}}, refusal) == nullptr);
   CHECK(refusal == common::EngineThread::Refusal::kFailed);
   // The page says so.

@@ -221,7 +221,10 @@ class Model(ProgramTest):
         self.assert_bad_input(run("generate", "--model", str(path)), str(path), "damaged")
 
     def test_synthetic_shapes_have_names(self):
-        self.assert_bad_input(run("bench", "--synthetic", "gpt-5"), "smollm2-135m")
+        commands = ("bench", "serve", "compare", "speculate") if stage_number() == 8 else ("bench",)
+        for command in commands:
+            for name in ("gpt-5", ""):
+                self.assert_usage_error(run(command, "--synthetic", name), "--synthetic", f'"{name}"', "smollm2-135m")
 
     def test_bench_checks_the_model_too(self):
         path = str(self.folder / "missing.gguf")
@@ -230,10 +233,14 @@ class Model(ProgramTest):
 
 class Prompt(ProgramTest):
     def test_empty(self):
-        self.assert_bad_input(run("generate", "--prompt", ""), "prompt", "empty")
+        self.assert_usage_error(run("generate", "--prompt", ""), "--prompt", "empty")
 
     def test_one_empty_among_others(self):
-        self.assert_bad_input(run("generate", "--prompt", "Once", "--prompt", ""), "prompt", "empty")
+        self.assert_usage_error(run("generate", "--prompt", "Once", "--prompt", ""), "--prompt", "empty")
+
+    def test_what_makes_no_sense_without_another_option(self):
+        self.assert_usage_error(run("generate", "--prompt", "Once", "--system", "Be brief"), "--system", "--chat")
+        self.assert_usage_error(run("generate", "--chat"), "--chat", "--prompt")
 
     def test_invalid_utf8(self):
         for prompt in (b"Once \xff upon", b"\xc0\xaf", b"\xed\xa0\x80", b"cut \xe2\x82"):
@@ -356,7 +363,7 @@ class Options(ProgramTest):
         told = run(*chat, "llama2")
         self.assertEqual((told.returncode, told.stderr), (0, b""))  # the model's own none would be noted
         self.assertNotEqual(told.stdout, run(*chat, "none").stdout)
-        self.assert_bad_input(run(*chat, "alpaca"), "alpaca", "known: chatml, qwen3")
+        self.assert_usage_error(run(*chat, "alpaca"), "--chat-template", "alpaca", "known: chatml, qwen3")
         self.assert_bad_input(run(*chat, "chatml"), "<|im_start|>", "--chat-template")
         self.assert_usage_error(run("generate", "--prompt", "Hello", "--chat-template", "none"), "--chat-template", "--chat")
 
@@ -581,7 +588,7 @@ class Output(ProgramTest):
     def test_a_refused_request_leaves_an_old_result_alone(self):
         path = self.folder / "result.json"
         path.write_text("old", encoding="utf-8")
-        self.assert_bad_input(run("generate", "--prompt", "", "--json", str(path)), "empty")
+        self.assert_bad_input(run("generate", "--prompt", "king " * 4000, "--json", str(path)), "1024")
         self.assertEqual(path.read_text(encoding="utf-8"), "old")
 
     def test_an_interrupt_leaves_no_empty_file(self):
@@ -602,7 +609,7 @@ class Output(ProgramTest):
 
     def test_a_refused_request_leaves_no_empty_file(self):
         path = self.folder / "result.json"
-        self.assert_bad_input(run("generate", "--prompt", "", "--json", str(path)), "empty")
+        self.assert_bad_input(run("generate", "--prompt", "king " * 4000, "--json", str(path)), "1024")
         self.assertFalse(path.exists())
 
 
@@ -771,7 +778,7 @@ class Serving(ProgramTest):
         path = self.folder / "trace"
         path.write_text("0 5 3\n", encoding="utf-8")
         for option, value in (("--arrivals", str(path)), ("--workload", "offline")):
-            self.assert_bad_input(run("serve", option, value, "--requests", "3", "--synthetic", "tales-5m"), "--requests")
+            self.assert_usage_error(run("serve", option, value, "--requests", "3", "--synthetic", "tales-5m"), "--requests")
         result = run("serve", *self.PROMPTS, "--device", "cpu", "--arrivals", "poisson:10", "--requests", "3")
         self.assertIn(b"requests finished                    | 3 ", result.stdout)
 
@@ -807,14 +814,14 @@ class Serving(ProgramTest):
 
     def test_arrivals_that_make_no_sense(self):
         for rate in ("", "0", "-3", "nan", "soon"):
-            self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "poisson")
+            self.assert_usage_error(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "--arrivals", "poisson")
         missing = str(self.folder / "missing")
         self.assert_bad_input(run("serve", "--arrivals", missing), missing, "poisson:RATE")
         path = self.folder / "trace"
         path.write_text("0 5 3\n1 5\n", encoding="utf-8")
         self.assert_bad_input(run("serve", "--arrivals", str(path)), str(path), "line 2")
         for rate in ("1e-308", "1e300", "inf"):
-            self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "requests a second")
+            self.assert_usage_error(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "requests a second")
 
     def test_a_prompt_that_is_too_long_is_rejected_before_it_is_made(self):
         path = self.folder / "trace"
@@ -1157,10 +1164,8 @@ class Http(ProgramTest):
             self.skipTest("the stage serves nothing over HTTP")
 
     def test_bad_addresses_and_a_port_in_use_are_refused(self):
-        self.assert_bad_input(run("serve", "--http", "8080x"), "--http", "8080x")
-        self.assert_bad_input(run("serve", "--http", "127.0.0.1:99999"), "99999")
-        for address in ("", ":", "localhost:", "localhost:-1", "127.0.0.1: 80"):
-            self.assert_bad_input(run("serve", "--http", address), "--http takes an address")
+        for address in ("8080x", "127.0.0.1:99999", "", ":", "localhost:", "localhost:-1", "127.0.0.1: 80"):
+            self.assert_usage_error(run("serve", "--http", address), "--http", f'not "{address}"')
         with http_program.HttpProgram(PROGRAM, "--slots", "10", "--block-size", "16") as server:
             self.assertIn(", 16 slots in blocks of 16,", server.first_line)
             address = server.url.removeprefix("http://")
@@ -1176,7 +1181,7 @@ class Http(ProgramTest):
             self.assert_usage_error(run("serve", "--prompt", "x", *arguments), option, "--http")
         self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--paused", "--no-pool-controls"), "--paused", "--no-pool-controls")
         for options in (("--http", "0.0.0.0:0"), ("--http", "127.0.0.1:0", "--api-key", "x")):
-            self.assert_bad_input(run("serve", *options, "--paused"), "--paused needs --pool-controls")
+            self.assert_usage_error(run("serve", *options, "--paused"), "--paused needs --pool-controls")
         for option, value in (("--temperature", "0.5"), ("--prompt", "x"), ("--max-new-tokens", "4"), ("--stop", "x"),
                               ("--requests", "3"), ("--samples", "2"), ("--beams", "2"), ("--arrivals", "poisson:1"),
                               ("--workload", "offline"), ("--json", "-"), ("--trace", "x"), ("--view", "quiet"),
@@ -1211,7 +1216,8 @@ class Http(ProgramTest):
                 else:
                     pathlib.Path(path).write_text(content, encoding="utf-8")
                 self.assert_bad_input(run("serve", "--http", "127.0.0.1:0", "--api-key-file", path), path, problem)
-            self.assert_bad_input(run("serve", "--http", "127.0.0.1:0", "--api-key", ""), "--api-key", "empty")
+            for key, problem in (("", "empty"), ("a b", "one word")):
+                self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--api-key", key), "--api-key", problem)
             self.assert_bad_input(run("serve", "--http", "127.0.0.1:0", environment={"COURSE_API_KEY": ""}),
                                   "COURSE_API_KEY", "empty")
             self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--api-key", "x", "--api-key-file", path),
@@ -1250,10 +1256,11 @@ class Http(ProgramTest):
 
     def test_bad_templates_and_origins_are_refused_at_the_start(self):
         address = ("serve", "--http", "127.0.0.1:0")
-        self.assert_bad_input(run(*address, "--chat-template", "alpaca"), "alpaca", "known: chatml, qwen3")
+        self.assert_usage_error(run(*address, "--chat-template", "alpaca"), "alpaca", "known: chatml, qwen3")
         self.assert_bad_input(run(*address, "--chat-template", "chatml"), "<|im_start|>")
         for origin in ("example.org", "https://example.org/"):
-            self.assert_bad_input(run(*address, "--cors", origin), "--cors", "https://example.org")
+            self.assert_usage_error(run(*address, "--cors", origin), "--cors", "https://example.org")
+        self.assert_usage_error(run(*address, "--served-model-name", "Gr\u00fcn"), "--served-model-name", "ASCII")
 
     def test_an_address_that_others_reach_is_open_only_with_a_note(self):
         for options, note in (((), True), (("--api-key", "x"), False)):
