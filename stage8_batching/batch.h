@@ -30,6 +30,7 @@ struct SamplingRow {
   int sample_index = 0;
   std::vector<common::Token> used;  // for penalties: the text so far, but for the row's input token
   int prompt_length = 0;            // how many of these tokens, and then of the input token, are the prompt's
+  bool draws_token = true;          // false: the row's logits are the result
 };
 
 struct RaggedBatch {
@@ -38,7 +39,6 @@ struct RaggedBatch {
   std::vector<int> positions;                // [num_tokens], each in its own sequence
   std::vector<int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
   std::vector<int> logits_rows;              // the rows whose logits are needed
-  bool draws_tokens = true;                  // whether the result is one token for each of them; false: the logits
   std::vector<SamplingRow> sampling_rows;    // by row of logits; empty: the token with the largest logit, if any
 
   // A GPU computes sequences with one token by another kernel than longer ones, so those come first, unless speed does
@@ -62,6 +62,7 @@ struct RaggedBatch {
     return std::span(tokens).subspan(static_cast<std::size_t>(query_starts[i]),
                                      static_cast<std::size_t>(num_queries(i)));
   }
+  bool draws_token(std::size_t row) const { return sampling_rows.empty() || sampling_rows[row].draws_token; }
   std::span<const int> block_table(std::size_t i) const {
     return std::span(block_tables)
         .subspan(static_cast<std::size_t>(table_starts[i]),

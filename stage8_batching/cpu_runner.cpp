@@ -26,13 +26,15 @@ StepId CpuRunner::enqueue(const RaggedBatch& batch) {
                      });
   StepResult result;
   const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));
-  if (batch.draws_tokens) {
-    for (Eigen::Index row = 0; row < logits.rows(); ++row) {
-      result.tokens.push_back(sampled_token(known, static_cast<std::size_t>(row),
-                                            {logits.row(row).data(), static_cast<std::size_t>(logits.cols())}));
+  result.tokens.resize(batch.logits_rows.size(), -1);
+  result.logits.resize(batch.logits_rows.size());
+  for (std::size_t row = 0; row < batch.logits_rows.size(); ++row) {
+    const auto values = logits.row(static_cast<Eigen::Index>(row));
+    if (batch.draws_token(row)) {
+      result.tokens[row] = sampled_token(known, row, {values.data(), static_cast<std::size_t>(values.size())});
+    } else {
+      result.logits[row] = values;
     }
-  } else {
-    result.logits = logits;
   }
   last_.value += 1;
   results_[last_.value % 2] = std::move(result);

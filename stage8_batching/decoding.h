@@ -95,7 +95,7 @@ struct ScheduledTokens {
   bool with_logits = false;
 };
 
-// What a step has computed for a group, by row: drawn tokens, or logits if one of the step's groups needs logits.
+// What a step has computed for a group, by row: drawn tokens, or logits if the group needs them.
 struct GroupResult {
   std::vector<common::Token> tokens;   // negative: no token can be drawn
   std::vector<common::Matrix> logits;  // [1, vocab_size] each

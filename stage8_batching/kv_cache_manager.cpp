@@ -47,6 +47,9 @@ bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token
   check_is_new(sequence);
   COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
   COMMON_CHECK(admission.max_tokens > 0 && admission.spare_blocks >= 0, "an admission allows at least one token");
+  if (num_available() <= admission.spare_blocks) {
+    return false;  // before the tokens are hashed: a prompt that waits for memory is refused in every step
+  }
   const std::size_t max_found = admission.use_prefix_cache ? tokens.size() - 1 : 0;
   const std::vector<int> hits = prefix_cache_.find(tokens.first(max_found), salt);
   const auto is_evictable = [&](int block) { return reference_count(block) == 0; };

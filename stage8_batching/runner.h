@@ -22,12 +22,12 @@ struct CacheSize {
   std::string reason = {};          // where num_blocks comes from; empty if --slots is given
 };
 
-// The result of a batch, by row of its logits: tokens or logits, as the batch asked.
+// The result of a batch, by row of its logits: a token or the logits, as the batch asked.
 struct StepResult {
   // [num_rows]: drawn as the batch's sampling_rows say, or those with the largest logits. If a logit is NaN or +inf, or
   // all are -inf, the token is -1 on a GPU; on a CPU, enqueue throws InputError.
   std::vector<common::Token> tokens;
-  common::Matrix logits;  // [num_rows, vocab_size]
+  std::vector<common::Matrix> logits;  // [num_rows] of [1, vocab_size], or empty where a token is drawn
 };
 
 // A step that has been enqueued. No two steps of a runner have the same.

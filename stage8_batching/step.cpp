@@ -12,15 +12,6 @@
 namespace stage8 {
 namespace {
 
-// Splits the rows into matrices of their own: [1, cols].
-std::vector<common::Matrix> split_rows(const common::Matrix& rows) {
-  std::vector<common::Matrix> result;
-  for (Eigen::Index row = 0; row < rows.rows(); ++row) {
-    result.emplace_back(rows.row(row));
-  }
-  return result;
-}
-
 bool is_single(int num_tokens) { return num_tokens == 1; }
 
 }  // namespace
@@ -36,9 +27,8 @@ Step::Step(const KvCacheManager& manager, std::vector<ScheduledGroup> groups) : 
       add(manager, scheduled, single);
     }
   }
-  can_run_ahead_ = can_run_ahead_ && batch_.draws_tokens;
-  const auto is_greedy = [](const SamplingRow& row) { return common::is_greedy(row.options); };
-  if (!batch_.draws_tokens || std::all_of(batch_.sampling_rows.begin(), batch_.sampling_rows.end(), is_greedy)) {
+  const auto is_greedy = [](const SamplingRow& row) { return row.draws_token && common::is_greedy(row.options); };
+  if (std::all_of(batch_.sampling_rows.begin(), batch_.sampling_rows.end(), is_greedy)) {
     batch_.sampling_rows.clear();
   }
 }
@@ -57,12 +47,11 @@ void Step::add(const KvCacheManager& manager, const ScheduledGroup& scheduled, b
       continue;
     }
     std::optional<SamplingRow> sampling = scheduled.group->sampling_row(sequence);
-    batch_.draws_tokens = batch_.draws_tokens && sampling.has_value();
-    batch_.sampling_rows.push_back(std::move(sampling).value_or(SamplingRow{}));
+    can_run_ahead_ = can_run_ahead_ && sampling.has_value() && scheduled.group->max_sequences() == 1;
+    batch_.sampling_rows.push_back(std::move(sampling).value_or(SamplingRow{{}, 0, {}, 0, false}));
     if (const std::optional<int> row = scheduled.group->pending_row()) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }
-    can_run_ahead_ = can_run_ahead_ && scheduled.group->max_sequences() == 1;
   }
 }
 
@@ -94,11 +83,10 @@ void Step::collect(Runner& runner) {
   const double start = common::now_seconds();
   StepResult result = runner.wait(id_);
   waiting_seconds_ += runner.is_asynchronous() ? common::now_seconds() - start : 0.0;
-  const std::size_t num_rows =
-      batch_.draws_tokens ? result.tokens.size() : static_cast<std::size_t>(result.logits.rows());
-  COMMON_CHECK(num_rows == num_rows_, "the result of a step has a row for each that was asked for");
+  COMMON_CHECK(result.tokens.size() == num_rows_ && result.logits.size() == num_rows_,
+               "the result of a step has a row for each that was asked for");
   tokens_ = std::move(result.tokens);
-  logits_ = split_rows(result.logits);
+  logits_ = std::move(result.logits);
 }
 
 void Step::publish(KvCacheManager& manager) const {
@@ -110,15 +98,17 @@ void Step::publish(KvCacheManager& manager) const {
 }
 
 GroupResult Step::result(int first, int num_rows) const {
-  const auto rows_of = [&](const auto& results) {
-    COMMON_CHECK(first >= 0 && num_rows >= 0 && first + num_rows <= static_cast<int>(results.size()),
-                 "the step has no such rows");
-    return std::vector(results.begin() + first, results.begin() + first + num_rows);
-  };
-  if (batch_.draws_tokens) {
-    return {rows_of(tokens_), {}};
+  COMMON_CHECK(first >= 0 && num_rows >= 0 && first + num_rows <= static_cast<int>(tokens_.size()),
+               "the step has no such rows");
+  GroupResult result;
+  for (auto row = static_cast<std::size_t>(first); row < static_cast<std::size_t>(first + num_rows); ++row) {
+    if (logits_[row].size() == 0) {
+      result.tokens.push_back(tokens_[row]);
+    } else {
+      result.logits.push_back(logits_[row]);
+    }
   }
-  return {{}, rows_of(logits_)};
+  return result;
 }
 
 }  // namespace

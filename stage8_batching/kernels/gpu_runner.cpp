@@ -126,6 +126,8 @@ struct GpuRunner::Impl {
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
+  // Waits for all that is enqueued: [count, vocab_size].
+  common::Matrix read_logits(std::size_t first_row, int count) const;
 
   const PagedKernels& kernels;
   PageShape block;  // with one block: workspaces do not depend on the number of blocks
@@ -291,23 +293,28 @@ void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   wait(enqueue(chunk));
 }
 
-common::Matrix GpuRunner::logits() {
-  common::Matrix result(buffers(impl_->last).inputs().num_rows(), impl_->model.config().vocab_size);
-  CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(),
+common::Matrix GpuRunner::logits() { return impl_->read_logits(0, buffers(impl_->last).inputs().num_rows()); }
+
+common::Matrix GpuRunner::Impl::read_logits(std::size_t first_row, int count) const {
+  common::Matrix result(count, model.config().vocab_size);
+  CUDA_CHECK(cudaMemcpyAsync(result.data(), logits.data() + first_row * static_cast<std::size_t>(result.cols()),
                              static_cast<std::size_t>(result.size()) * sizeof(float), cudaMemcpyDeviceToHost,
-                             impl_->stream.get()));
-  impl_->stream.synchronize();
+                             stream.get()));
+  stream.synchronize();
   return result;
 }
 
 StepResult GpuRunner::wait(StepId step) {
   COMMON_CHECK(step.value == impl_->last.value || step.value + 1 == impl_->last.value,
                "the tokens of the last two steps are kept");
-  if (buffers(step).draws_tokens()) {
-    return {buffers(step).argmax_on_host(), {}};
+  const StepBuffers& own = buffers(step);
+  StepResult result = {own.argmax_on_host(), {}};
+  result.logits.resize(result.tokens.size());
+  COMMON_CHECK(own.returned_rows().empty() || step.value == impl_->last.value, "the logits of the last step are kept");
+  for (const std::size_t row : own.returned_rows()) {
+    result.logits[row] = impl_->read_logits(row, 1);
   }
-  COMMON_CHECK(step.value == impl_->last.value, "the logits of the last step are kept");
-  return {{}, logits()};
+  return result;
 }
 
 common::Matrix GpuRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }

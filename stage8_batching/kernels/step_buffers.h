@@ -26,7 +26,12 @@ class StepBuffers {
   const common::Stream& begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
                               const common::Stream& stream) {
     finished_.wait();
-    draws_tokens_ = step.draws_tokens;
+    returned_rows_.clear();
+    for (std::size_t row = 0; row < step.logits_rows.size(); ++row) {
+      if (!step.draws_token(row)) {
+        returned_rows_.push_back(row);
+      }
+    }
     uses_own_stream_ = !other.computed_.is_done();
     const common::Stream& path = uses_own_stream_ ? copies_ : stream;
     inputs_.upload(step, block_size, padded_sequences, path);
@@ -61,7 +66,7 @@ class StepBuffers {
   // Whether the last step that used these buffers has ended, and its tokens are on the host.
   bool is_finished() const { return finished_.is_done(); }
 
-  bool draws_tokens() const { return draws_tokens_; }  // whether the batch asked for tokens, not for logits
+  const std::vector<std::size_t>& returned_rows() const { return returned_rows_; }  // whose logits the batch asked for
   const StepInputs& inputs() const { return inputs_; }
   int* argmax() const { return argmax_.data(); }  // on the device, [num_rows]; drawn tokens replace some at the end
   // The same on the host. Waits for the step.
@@ -71,7 +76,7 @@ class StepBuffers {
   }
 
  private:
-  bool draws_tokens_ = true;
+  std::vector<std::size_t> returned_rows_;
   bool uses_own_stream_ = false;
   common::Stream copies_;
   common::Event uploaded_;

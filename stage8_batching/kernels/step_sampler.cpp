@@ -10,7 +10,9 @@
 namespace stage8 {
 
 void HostSampler::upload(std::size_t which, const RaggedBatch& batch, const common::Stream& /*stream*/) {
-  batches_[which] = batch.sampling_rows.empty() ? RaggedBatch{} : batch;
+  const auto is_drawn = [](const SamplingRow& row) { return row.draws_token && !common::is_greedy(row.options); };
+  const std::vector<SamplingRow>& rows = batch.sampling_rows;
+  batches_[which] = std::any_of(rows.begin(), rows.end(), is_drawn) ? batch : RaggedBatch{};
 }
 
 void HostSampler::draw(std::size_t which, const DeviceStep& step, const common::Stream& stream) {

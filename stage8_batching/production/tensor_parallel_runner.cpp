@@ -153,7 +153,8 @@ StepId TensorParallelRunner::enqueue(const RaggedBatch& step) {
   std::vector<StepId> ids(runners_.size());
   run_together([&](std::size_t rank) { ids[rank] = runners_[rank]->enqueue(step); });
   last_ = ids.front();  // every GPU counts the same steps
-  draws_tokens_[last_.value % 2] = step.draws_tokens;
+  draws_tokens_[last_.value % 2] = std::all_of(step.sampling_rows.begin(), step.sampling_rows.end(),
+                                               [](const SamplingRow& row) { return row.draws_token; });
   return last_;
 }
 
@@ -164,6 +165,10 @@ void TensorParallelRunner::warm_up(int max_tokens, int max_sequences) {
 common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Matrix(ShardRunner&)>& part) {
   std::vector<common::Matrix> parts(runners_.size());
   run_all([&](std::size_t rank) { parts[rank] = part(*runners_[rank]); });
+  return side_by_side(parts);
+}
+
+common::Matrix TensorParallelRunner::side_by_side(std::span<const common::Matrix> parts) {
   const Eigen::Index cols = parts.front().cols();
   common::Matrix all(parts.front().rows(), cols * static_cast<Eigen::Index>(parts.size()));
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
@@ -180,7 +185,17 @@ StepResult TensorParallelRunner::wait(StepId step) {
     if (draws_tokens_[step.value % 2]) {
       return runners_.front()->wait(step);  // every GPU has drawn the same
     }
-    return {{}, side_by_side([&](ShardRunner& runner) { return runner.wait(step).logits; })};
+    std::vector<StepResult> parts(runners_.size());
+    run_all([&](std::size_t rank) { parts[rank] = runners_[rank]->wait(step); });
+    StepResult result = {parts.front().tokens, {}};
+    for (std::size_t row = 0; row < result.tokens.size(); ++row) {
+      std::vector<common::Matrix> columns;
+      for (StepResult& part : parts) {
+        columns.push_back(std::move(part.logits[row]));
+      }
+      result.logits.push_back(side_by_side(columns));
+    }
+    return result;
   } catch (...) {
     dropped_ = last_;
     throw;

@@ -60,6 +60,7 @@ class TensorParallelRunner : public Runner {
   void disconnect(const std::vector<std::exception_ptr>& thrown);
   // The columns that each GPU has for its heads or its tokens, side by side in one matrix.
   common::Matrix side_by_side(const std::function<common::Matrix(ShardRunner&)>& part);
+  static common::Matrix side_by_side(std::span<const common::Matrix> parts);
 
   common::NcclGroup group_;
   std::vector<std::unique_ptr<DeviceThread>> threads_;

@@ -105,22 +105,21 @@ class LateRunner : public stage::Runner {
     }
     work.batch->pending_tokens.clear();  // of a step that has been dropped: these requests have failed
     stage::RaggedBatch batch = *work.batch;
-    batch.draws_tokens = false;
+    batch.sampling_rows.assign(batch.logits_rows.size(), {{}, 0, {}, 0, false});
     stage::StepResult& result = results_[work.step] = inner_->wait(inner_->enqueue(batch));
-    if (work.batch->draws_tokens) {
-      for (Eigen::Index row = 0; row < result.logits.rows(); ++row) {
-        result.tokens.push_back(drawn(*work.batch, row, result.logits));
+    for (std::size_t row = 0; row < result.logits.size(); ++row) {
+      if (work.batch->draws_token(row)) {
+        result.tokens[row] = drawn(*work.batch, row, result.logits[row]);
+        result.logits[row] = {};
       }
-      result.logits = {};
     }
     results_.erase(work.step - std::min<std::uint64_t>(work.step, 2));
   }
 
   // -1 where there is no token to draw; as on a GPU, this does not affect the other rows.
-  static common::Token drawn(const stage::RaggedBatch& batch, Eigen::Index row, const common::Matrix& logits) {
+  static common::Token drawn(const stage::RaggedBatch& batch, std::size_t row, const common::Matrix& logits) {
     try {
-      return stage::sampled_token(batch, static_cast<std::size_t>(row),
-                                  {logits.row(row).data(), static_cast<std::size_t>(logits.cols())});
+      return stage::sampled_token(batch, row, {logits.data(), static_cast<std::size_t>(logits.size())});
     } catch (const common::InputError&) {
       return -1;
     }

@@ -312,6 +312,29 @@ TEST_CASE("runner: a result with fewer rows than the step asked for fails its re
   }
 }
 
+TEST_CASE("runner: the logits of a row are returned if they are asked for, and beside it tokens are drawn as ever") {
+  Served served(true);
+  common::Request with_logprobs = make_request(6, 9, 2);
+  with_logprobs.num_logprobs = 2;
+  const int id = served.engine.submit({with_logprobs});
+  int num_mixed = 0;
+  served.fake.runner->on_result([&](stage::StepResult& result) {
+    REQUIRE(result.logits.size() == result.tokens.size());
+    for (std::size_t row = 0; result.tokens.size() == 3 && row < 3; ++row) {
+      CHECK((result.logits[row].size() > 0) == (row == 2));
+      CHECK((result.tokens[row] >= 0 || row == 2));
+      ++num_mixed;
+    }
+  });
+  served.run();
+  CHECK(num_mixed == 9 * 3);
+  CHECK(served.tokens(id) == Served::expected(with_logprobs));
+  CHECK(served.engine.output(id).completions.front().logprobs.size() == 9);
+  for (std::size_t i = 0; i < served.ids.size(); ++i) {
+    CHECK(served.tokens(served.ids[i]) == Served::expected(served.requests[i]));
+  }
+}
+
 TEST_CASE("runner: copies of forks fail, and every sample gets its text") {
   common::Request request = make_request(6, 8, 1);
   request.sampling.temperature = 1.0F;

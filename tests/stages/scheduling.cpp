@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -617,6 +618,27 @@ TEST_CASE("admission leaves the headroom free, once for each sequence that runs,
   Bench bench(2, 4, options);
   bench.add(7, 2);
   CHECK(bench.step() == "A7");
+}
+
+TEST_CASE("a prompt that waits for memory is not hashed before there is a block for it") {
+  int num_hashed = 0;
+  KvCacheManager manager(6, 4, [&](stage::BlockHash parent, std::span<const common::Token> tokens, std::uint64_t salt) {
+    ++num_hashed;
+    return stage::hash_block(parent, tokens, salt);
+  });
+  const std::vector<common::Token> prompt(17, 5);
+  REQUIRE(manager.allocate(0, prompt));
+  manager.commit(0, prompt);
+  REQUIRE(manager.free_blocks().size() == 1);
+  num_hashed = 0;
+  for (const int num_refusals : {1, 2, 3}) {
+    CAPTURE(num_refusals);
+    CHECK_FALSE(manager.allocate(1, prompt, 0, {.max_tokens = 4, .spare_blocks = 1}));
+    CHECK(num_hashed == 0);
+  }
+  CHECK(manager.allocate(1, prompt, 0, {.max_tokens = 4, .spare_blocks = 0}));
+  CHECK(num_hashed == 4);
+  CHECK(manager.length(1) == 16);
 }
 
 TEST_CASE("what is swapped back in leaves the headroom free, too") {

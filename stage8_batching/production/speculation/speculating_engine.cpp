@@ -46,7 +46,6 @@ const RaggedBatch& SpeculatingEngine::with_drafts(const RaggedBatch& own) {
     return own;
   }
   batch_ = {};
-  batch_.draws_tokens = own.draws_tokens;
   batch_.sampling_rows = own.sampling_rows;
   std::vector<int> places(own.tokens.size());   // by token of the step: where it stands in this batch
   for (const bool is_single : {true, false}) {  // sequences with one token come first, and drafts are further tokens
