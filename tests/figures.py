@@ -12,8 +12,11 @@ a table. Each has a date, the commit that it came with, and the command that pri
 publish and for what is defined). A table has "columns", {name: unit}, and "rows", {name: values}. A key is the names from
 the file's to the column's: `h200.read_ceiling`, `h200.decode.32.1b`. Digits are kept as they are written, so that 76.0 is
 printed as 76.0. The ladder's figures are those of stage 7's ladder/figures.json, from which its picture is drawn; a step
-without microseconds has not been measured yet, and has no keys. After
-another measurement: change values, date and commit there, then --write, then mend the prose that --check names.
+without microseconds has not been measured yet, and has no keys. After another measurement: change values, date and
+commit there, then --write, then mend the prose that --check names.
+
+No expression takes figures that two chips measured: they differ in more than what it compares. (Data sheets may stand
+beside anything.)
 
 **Tables.** What stands between
 
@@ -169,6 +172,9 @@ class Figures:
         names = {f"_{index}": float(self.value(key)[0]) for index, key in enumerate(keys)}
         if not keys:
             raise FigureError(f"{text} names no figure")
+        cards = sorted({card_of(self.value(key)[2]) for key in keys} - {""})
+        if len(cards) > 1:
+            raise FigureError(f"{text} compares {' with '.join(cards)}: measure both on one")
         code = KEY.sub(lambda match: f"_{keys.index(match.group())}", expression)
         try:
             result = compute(ast.parse(code, mode="eval").body, names)
@@ -189,6 +195,15 @@ class Figures:
             return format(value, form) + (" %" if unit == "%" else "")
         value, unit, _ = self.value(expression)
         return f"{value:,}" + (" %" if unit == "%" else "")
+
+
+def card_of(origin):
+    """The chip of a figure's machine, "H200", or what else the machine is; "" for what no machine measured."""
+    machine = origin["machine"]
+    if "data sheet" in machine or machine.startswith("any"):
+        return ""
+    card = re.search(r"\b[A-Z]\d00(?=s?\b)", machine)
+    return card[0] if card else machine.partition(",")[0]
 
 
 def load(path):

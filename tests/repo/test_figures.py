@@ -139,6 +139,19 @@ class Prose(Folder):
             self.red("page0.md:1", f"A step takes 1.04 ms.\n<!-- figures: {entry} -->\n")
 
 
+    def test_two_chips_are_not_compared(self):
+        other = json.loads(json.dumps(DATA))
+        for machine, is_compared in (("NVIDIA H100 80GB HBM3, driver 1", False), ("two NVIDIA H200s, driver 1", True),
+                                     ("NVIDIA H100, as its data sheet has it", True)):
+            self.put("tests/bench/measured/gpu.json", json.dumps(DATA | {"machine": "NVIDIA H200, driver 1"}))
+            self.put("tests/bench/measured/other.json", json.dumps(other | {"machine": machine}))
+            page = "It is 24.3 times as fast.\n<!-- figures: other.decode.32.rate / gpu.decode.1.rate -->\n"
+            if is_compared:
+                self.green(page)
+            else:
+                self.red("compares H100 with H200", page)
+
+
 class Shown(Folder):
     OUTPUT = ("<!-- measured: begin (one machine) -->\n```console\n$ bench 7.5\n| 1,024 | 1385.0 | 88.2 % |\n```\n"
               "<!-- measured: end -->\n\n")
