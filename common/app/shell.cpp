@@ -2,6 +2,7 @@
 
 #include <iostream>
 #include <istream>
+#include <optional>
 #include <ostream>
 #include <sstream>
 
@@ -29,9 +30,25 @@ int Shell::run(std::istream& input, std::ostream& output, bool echo) {
       output << "> " << std::flush;
     }
   };
+  std::optional<NoteInterrupts> interrupts;
+  if (is_typed) {
+    interrupts.emplace();
+  }
+  const auto read = [&](std::string& line) {
+    if (!is_typed) {
+      return static_cast<bool>(std::getline(input, line));
+    }
+    LineInput result = read_line(line);
+    for (; result == LineInput::kInterrupted; result = read_line(line)) {  // the terminal has dropped what was typed
+      NoteInterrupts::clear();
+      output << "\n['quit' or Ctrl-D ends]\n";
+      prompt();
+    }
+    return result == LineInput::kLine;
+  };
   int errors = 0;
   prompt();
-  for (std::string line; std::getline(input, line); prompt()) {
+  for (std::string line; read(line); prompt()) {
     if (echo) {
       output << "> " << line << '\n';
     }

@@ -23,8 +23,8 @@ class Shell {
 
   // Runs the lines of `input` until its end or `quit`; `#` starts a comment, `help` lists the commands. With echo, each
   // line is printed after "> " and before its output, so that a script reads like a session. A terminal shows
-  // a greeting, and "> " before each line that is typed. A wrong command prints one line "error: …" and changes
-  // nothing. Returns the number of wrong commands.
+  // a greeting, and "> " before each line that is typed; Ctrl-C drops the line, and ends nothing. A wrong command
+  // prints one line "error: …" and changes nothing. Returns the number of wrong commands.
   int run(std::istream& input, std::ostream& output, bool echo);
 
  private:

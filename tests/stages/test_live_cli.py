@@ -130,6 +130,15 @@ class Streaming(ProgramTest):
         self.assertEqual(test_cli.SIZE.sub(b"", test_cli.WHERE.sub(b"", errors)), b"")
 
 
+class Demonstration(ProgramTest):
+    def test_ctrl_c_drops_a_line_and_keeps_the_pool(self):
+        code, shown = on_terminal("demo", "--shell", typed=[
+            (b"> ", b"new A 3\r"), (b"A 3", b""), (b"> ", b"nonsense"), (b"nonsense", b"\x03"), (b"ends]", b""),
+            (b"> ", b"free A\r"), (b"> ", b"quit\r")])
+        self.assertEqual(code, 0, shown)
+        self.assertNotIn("error", shown)
+
+
 class PromptSources(ProgramTest):
     def texts(self, *arguments, typed=b""):
         with start("generate", *arguments, "--max-new-tokens", "4", "--json", "-") as process:
