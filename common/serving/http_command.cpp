@@ -148,9 +148,8 @@ void check_origin(const std::string& origin) {
            std::string_view(".-:[]").find(c) != std::string_view::npos;
   });
   if (origin != "*" && !(is_web && is_host)) {
-    throw InputError(
-        "an origin is https://example.org or http://localhost:3000, in lower case, or '*' for all, not " +
-        quote(origin));
+    throw InputError("an origin is https://example.org or http://localhost:3000, in lower case, or '*' for all, not " +
+                     quote(origin));
   }
 }
 

@@ -588,7 +588,9 @@ class Output(ProgramTest):
     def test_a_refused_request_leaves_an_old_result_alone(self):
         path = self.folder / "result.json"
         path.write_text("old", encoding="utf-8")
-        self.assert_bad_input(run("generate", "--prompt", "king " * 4000, "--json", str(path)), "1024")
+        empty = self.folder / "empty.txt"
+        empty.touch()
+        self.assert_bad_input(run("generate", "--prompt-file", str(empty), "--json", str(path)), "empty")
         self.assertEqual(path.read_text(encoding="utf-8"), "old")
 
     def test_an_interrupt_leaves_no_empty_file(self):
@@ -609,7 +611,9 @@ class Output(ProgramTest):
 
     def test_a_refused_request_leaves_no_empty_file(self):
         path = self.folder / "result.json"
-        self.assert_bad_input(run("generate", "--prompt", "king " * 4000, "--json", str(path)), "1024")
+        empty = self.folder / "empty.txt"
+        empty.touch()
+        self.assert_bad_input(run("generate", "--prompt-file", str(empty), "--json", str(path)), "empty")
         self.assertFalse(path.exists())
 
 
