@@ -119,6 +119,11 @@ bool is_local_name(std::string host) {
   return host.empty() || host == "localhost" || host == "[::1]" || is_v4;
 }
 
+// Whether it is an address, or localhost: nothing that a site can have as its own name.
+bool is_address(const std::string& host) {
+  return is_local_name(host) || host.starts_with('[') || host.find_first_not_of("0123456789.:") == std::string::npos;
+}
+
 // Whether a client's own id of a request may stand in a header and in the log.
 bool is_plain_id(std::string_view id) {
   constexpr std::size_t kMaxLength = 128;
@@ -843,6 +848,11 @@ std::optional<ApiReply> Api::refused(const ApiRequest& request) const {
     const bool is_foreign = !request.origin.empty() && authority_of(request.origin) != request.host;
     if (is_foreign && found->is_control) {
       return error_reply(403, "requests of other sites' pages are refused: --cors lets none of them steer the pool");
+    }
+    // Beyond this machine, too, a site can point its own name at this address.
+    if (!request.origin.empty() && found->is_control && options_.api_key.empty() && !is_address(request.host)) {
+      return error_reply(403, "a page under the name " + quote(request.host) +
+                                  " steers no pool: without --api-key, open it under the server's IP address");
     }
     if (is_foreign && !is_allowed_origin(request.origin)) {
       return error_reply(403,

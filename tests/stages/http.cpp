@@ -564,6 +564,32 @@ TEST_CASE("a page of another origin, or under another name of this machine, cann
   }
 }
 
+TEST_CASE("beyond this machine, too, no page under a name that anyone can point here steers the pool without a key") {
+  ApiFixture fixture;
+  ApiFixture with_key({.api_key = "secret"});
+  const auto status_of = [](ApiFixture& asked, const std::string& host, const std::string& origin) {
+    const common::ApiRequest request{.method = "POST",
+                                     .path = "/pool/run",
+                                     .body = "{}",
+                                     .authorization = "Bearer secret",
+                                     .content_type = "application/json",
+                                     .origin = origin,
+                                     .host = host};
+    return asked.api.handle(request, [] { return false; }).status;
+  };
+  for (const char* const host :
+       {"rebound.example.org:8080", "rebound.example.org", "10.0.0.1.example.org:8080", "box"}) {
+    INFO(host);
+    CHECK(status_of(fixture, host, std::string("http://") + host) == 403);
+    CHECK(status_of(fixture, host, "") == 200);  // no browser
+    CHECK(status_of(with_key, host, std::string("http://") + host) == 200);
+  }
+  for (const char* const host : {"10.0.0.1:8080", "[fe80::1]:8080", "localhost:8080"}) {
+    INFO(host);
+    CHECK(status_of(fixture, host, std::string("http://") + host) == 200);
+  }
+}
+
 TEST_CASE("a full queue answers 429 and loses nothing") {
   ApiFixture fixture({.max_queue = 2, .paused = true});
   json body = completion_body(kPrompts[0], 4);
