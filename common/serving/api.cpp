@@ -788,6 +788,18 @@ ApiReply Api::reply_to(ApiRequest& request, const std::function<bool()>& is_gone
   }
 }
 
+void Api::restore_unwatched(std::chrono::milliseconds after) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!has_changes_ || view_.num_watchers() > 0) {
+    last_watched_ = now;
+  } else if (now - last_watched_ >= after) {
+    has_changes_ = false;  // first: what is changed meanwhile is a change
+    if (!engine_.restore()) {
+      has_changes_ = true;
+    }
+  }
+}
+
 bool Api::is_allowed_origin(const std::string& origin) const {
   return std::any_of(options_.cors_origins.begin(), options_.cors_origins.end(),
                      [&](const std::string& allowed) { return allowed == "*" || allowed == origin; });
@@ -1093,6 +1105,9 @@ ApiReply Api::pool(const ApiRequest& request) {
   MemoryAccount::Share memory(options_.memory);
   reserve(memory, bytes_to_read(request.body));
   const Fields fields(request.body.empty() ? "{}" : request.body);
+  if (fields.boolean("while_watched", false)) {
+    has_changes_ = true;
+  }
   if (request.path == "/pool/pause") {
     engine_.pause();
   } else if (request.path == "/pool/run") {
@@ -1102,6 +1117,11 @@ ApiReply Api::pool(const ApiRequest& request) {
   } else if (request.path == "/pool/restart") {
     constexpr int kMaxSlots = 1 << 24;
     constexpr int kMaxBlockSize = 1 << 16;
+    if (fields.boolean("as_started", false)) {
+      fields.refuse_others();
+      engine_.restart(std::nullopt);
+      return json_reply({{"paused", engine_.is_paused()}});
+    }
     PoolSizes sizes = engine_.sizes();
     sizes.num_slots = fields.integer("slots", 1, kMaxSlots, sizes.num_slots);
     sizes.block_size = fields.integer("block_size", 1, kMaxBlockSize, sizes.block_size);

@@ -269,6 +269,7 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
     constexpr std::chrono::milliseconds kPoll{20};
     while (signal_received == 0) {
       std::this_thread::sleep_for(kPoll);
+      api.restore_unwatched();
     }
     const auto signalled = std::chrono::steady_clock::now();
     const auto has_passed = [&](int seconds) {

@@ -126,6 +126,10 @@ class Browser:
         for page in self.pages:
             page.close()
 
+    def close(self, page):
+        self.pages.remove(page)
+        page.close()
+
     def open(self, url, width=1400, height=900, is_phone=False, is_dark=False, arguments=()):
         page = Page(arguments)
         self.pages.append(page)
