@@ -69,7 +69,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
              ? GpuRunner::unsupported(choose_kernels(config, shape, options).kernels, config, shape, options)
              : common::device_obstacle();
 #else
-  return "this program was built without CUDA";
+  return "this program was built without CUDA; 'cmake --preset cuda && cmake --build --preset cuda' builds one with it";
 #endif
 }
 

@@ -93,7 +93,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   return common::has_cuda_device() ? GpuRunner::unsupported(kernels, config, shape, options)
                                    : common::device_obstacle();
 #else
-  return "this program was built without CUDA";
+  return "this program was built without CUDA; 'cmake --preset cuda && cmake --build --preset cuda' builds one with it";
 #endif
 }
 

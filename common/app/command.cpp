@@ -92,8 +92,7 @@ CLI::Option& add(CLI::App& app, const std::string& name, const std::string& valu
 }
 
 // Stores the text if it passes the check.
-std::function<void(const std::string&)> checked(const CheckText& check,
-                                                std::function<void(const std::string&)> store) {
+std::function<void(const std::string&)> checked(const CheckText& check, std::function<void(const std::string&)> store) {
   return [check, store = std::move(store)](const std::string& text) {
     if (check) {
       check(text);
@@ -244,7 +243,8 @@ void Command::option(const std::string& name, std::string& value, const std::str
 
 void Command::option(const std::string& name, std::optional<std::string>& value, const std::string& help,
                      const CheckText& check) {
-  add(app_, name, "TEXT", value.value_or(""), help, checked(check, [&value](const std::string& text) { value = text; }));
+  add(app_, name, "TEXT", value.value_or(""), help,
+      checked(check, [&value](const std::string& text) { value = text; }));
 }
 
 void Command::file(const std::string& name, std::string& value, const std::string& help) {

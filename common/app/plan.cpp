@@ -40,7 +40,7 @@ std::int64_t blocks_needed(std::int64_t length, std::int64_t block_size) {
 
 void check_length(std::int64_t length, std::int64_t max_length) {
   if (length < 1 || length > max_length) {
-    throw InputError("a length of " + std::to_string(length) + " is not from 1 to the maximum length, " +
+    throw UsageError("a length of " + std::to_string(length) + " is not from 1 to the maximum length, " +
                      std::to_string(max_length) + " (--max-length)");
   }
 }

@@ -119,6 +119,11 @@ bool is_local_name(std::string host) {
   return host.empty() || host == "localhost" || host == "[::1]" || is_v4;
 }
 
+// Whether it is an address, or localhost: nothing that a site can have as its own name.
+bool is_address(const std::string& host) {
+  return is_local_name(host) || host.starts_with('[') || host.find_first_not_of("0123456789.:") == std::string::npos;
+}
+
 // Whether a client's own id of a request may stand in a header and in the log.
 bool is_plain_id(std::string_view id) {
   constexpr std::size_t kMaxLength = 128;
@@ -783,6 +788,18 @@ ApiReply Api::reply_to(ApiRequest& request, const std::function<bool()>& is_gone
   }
 }
 
+void Api::restore_unwatched(std::chrono::milliseconds after) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!has_changes_ || view_.num_watchers() > 0) {
+    last_watched_ = now;
+  } else if (now - last_watched_ >= after) {
+    has_changes_ = false;  // first: what is changed meanwhile is a change
+    if (!engine_.restore()) {
+      has_changes_ = true;
+    }
+  }
+}
+
 bool Api::is_allowed_origin(const std::string& origin) const {
   return std::any_of(options_.cors_origins.begin(), options_.cors_origins.end(),
                      [&](const std::string& allowed) { return allowed == "*" || allowed == origin; });
@@ -843,6 +860,11 @@ std::optional<ApiReply> Api::refused(const ApiRequest& request) const {
     const bool is_foreign = !request.origin.empty() && authority_of(request.origin) != request.host;
     if (is_foreign && found->is_control) {
       return error_reply(403, "requests of other sites' pages are refused: --cors lets none of them steer the pool");
+    }
+    // Beyond this machine, too, a site can point its own name at this address.
+    if (!request.origin.empty() && found->is_control && options_.api_key.empty() && !is_address(request.host)) {
+      return error_reply(403, "a page under the name " + quote(request.host) +
+                                  " steers no pool: without --api-key, open it under the server's IP address");
     }
     if (is_foreign && !is_allowed_origin(request.origin)) {
       return error_reply(403,
@@ -1083,6 +1105,9 @@ ApiReply Api::pool(const ApiRequest& request) {
   MemoryAccount::Share memory(options_.memory);
   reserve(memory, bytes_to_read(request.body));
   const Fields fields(request.body.empty() ? "{}" : request.body);
+  if (fields.boolean("while_watched", false)) {
+    has_changes_ = true;
+  }
   if (request.path == "/pool/pause") {
     engine_.pause();
   } else if (request.path == "/pool/run") {
@@ -1092,6 +1117,11 @@ ApiReply Api::pool(const ApiRequest& request) {
   } else if (request.path == "/pool/restart") {
     constexpr int kMaxSlots = 1 << 24;
     constexpr int kMaxBlockSize = 1 << 16;
+    if (fields.boolean("as_started", false)) {
+      fields.refuse_others();
+      engine_.restart(std::nullopt);
+      return json_reply({{"paused", engine_.is_paused()}});
+    }
     PoolSizes sizes = engine_.sizes();
     sizes.num_slots = fields.integer("slots", 1, kMaxSlots, sizes.num_slots);
     sizes.block_size = fields.integer("block_size", 1, kMaxBlockSize, sizes.block_size);

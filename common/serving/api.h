@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -105,6 +106,10 @@ class Api {
 
   const MemoryAccount& memory() const { return *options_.memory; }
 
+  // Undoes what clients have changed for as long as someone watches, once nobody has for so long: a page that is loaded
+  // anew watches again soon. For one thread, which calls it now and then.
+  void restore_unwatched(std::chrono::milliseconds after = std::chrono::seconds(5));
+
  private:
   ApiReply reply_to(ApiRequest& request, const std::function<bool()>& is_gone);
   std::optional<ApiReply> refused(const ApiRequest& request) const;
@@ -128,6 +133,8 @@ class Api {
   std::string chat_problem_;  // why there are no chats; empty: there are
   std::shared_ptr<const std::string> page_;
   DemoPool demo_;
+  std::atomic<bool> has_changes_ = false;  // that last as long as someone watches
+  std::chrono::steady_clock::time_point last_watched_ = std::chrono::steady_clock::now();
   std::atomic<std::uint64_t> next_seed_;
   std::atomic<std::int64_t> num_replies_ = 0;
   std::string reply_ids_;  // the common part of the ids of this server's replies, different on every server

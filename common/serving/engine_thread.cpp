@@ -300,7 +300,7 @@ void EngineThread::step() {
   post([this] { steps_to_run_ += 1; });
 }
 
-void EngineThread::restart(const PoolSizes& sizes) {
+void EngineThread::restart(const std::optional<PoolSizes>& sizes) {
   const auto done = std::make_shared<std::promise<void>>();
   std::future<void> result = done->get_future();
   post([this, sizes, done] {
@@ -318,7 +318,27 @@ void EngineThread::restart(const PoolSizes& sizes) {
   result.get();
 }
 
-void EngineThread::restart_engine(const PoolSizes& sizes) {
+bool EngineThread::restore() {
+  is_paused_ = options_.paused;
+  const auto done = std::make_shared<std::promise<bool>>();
+  std::future<bool> result = done->get_future();
+  post([this, done] {
+    const bool is_free = clients_.empty();  // requests that come from now on find the new pool
+    try {
+      if (is_free && wanted_sizes_.has_value()) {
+        restart_engine(std::nullopt);
+      }
+    } catch (const InputError&) {  // the pool stays, or there is none and failure() says so
+    } catch (...) {
+      done->set_value(true);
+      throw;
+    }
+    done->set_value(is_free);
+  });
+  return result.get();
+}
+
+void EngineThread::restart_engine(const std::optional<PoolSizes>& sizes) {
   const std::optional<PoolSizes> before = wanted_sizes_;
   end_all("the pool was made anew");
   wanted_sizes_ = sizes;
@@ -400,6 +420,7 @@ void EngineThread::restart_engine() {
     failure_.clear();
     state_.sizes = engine.sizes;
   }
+  num_slots_at_start_ = wanted_sizes_.has_value() ? num_slots_at_start_ : engine.sizes.num_slots;
   next_id_ = 0;
   num_pools_ += 1;
   count();
@@ -640,6 +661,8 @@ void EngineThread::report_change(const StepReport* report) {
                   .tally = &state_.tally,
                   .report = report,
                   .num_generated = num_generated_,
+                  .num_slots_at_start = num_slots_at_start_,
+                  .is_resized = wanted_sizes_.has_value(),
                   .is_draining = is_draining_};
   if (engine_) {
     news.is_paused = is_paused_ && steps_to_run_ == 0;

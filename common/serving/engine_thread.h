@@ -47,6 +47,8 @@ struct EngineNews {
   const Tally* tally = nullptr;
   const StepReport* report = nullptr;  // the step that has just ended; null: the change was no step
   std::int64_t num_generated = 0;      // tokens of all samples, since the beginning
+  int num_slots_at_start = 0;
+  bool is_resized = false;  // whether a restart has asked for sizes
   bool is_paused = false;
   bool is_draining = false;
   bool is_still = false;  // whether no step follows at once
@@ -105,10 +107,14 @@ class EngineThread {
   void run();
   void step();  // one step, and then pause
   bool is_paused() const { return is_paused_; }
-  // Ends all requests, makes a new engine, and then returns. If these sizes are not possible, keeps the old sizes and
-  // throws InputError. If the old sizes have become impossible too, there is no engine until there is memory for it or
-  // a restart succeeds, and failure() says so. Also throws what ends the engine meanwhile, such as bad_alloc.
-  void restart(const PoolSizes& sizes);
+  // Ends all requests, makes a new engine, and then returns. Without sizes, they are those of the start. If these sizes
+  // are not possible, keeps the old sizes and throws InputError. If the old sizes have become impossible too, there is
+  // no engine until there is memory for it or a restart succeeds, and failure() says so. Also throws what ends the
+  // engine meanwhile, such as bad_alloc.
+  void restart(const std::optional<PoolSizes>& sizes);
+  // Undoes what clients have changed: steps are computed again, unless the start was paused, and if there is no
+  // request, the pool is made as it was at the start. False: there is one.
+  bool restore();
   PoolSizes sizes() const;
 
   // From now on, the server only says that it will drain: requests can be sent elsewhere before they are
@@ -152,7 +158,7 @@ class EngineThread {
   void loop();
   bool advance();
   void restart_engine();
-  void restart_engine(const PoolSizes& sizes);
+  void restart_engine(const std::optional<PoolSizes>& sizes);
   void empty_inbox();
   void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
                   double handed_over);
@@ -182,6 +188,7 @@ class EngineThread {
   int next_id_ = 0;
   int num_ended_ = 0;  // requests that num_live_ still counts, until their ends are shown
   int num_pools_ = 0;
+  int num_slots_at_start_ = 0;
   std::string end_error_;  // the error of requests that are ended without an error of their own
   std::int64_t num_generated_ = 0;
   std::vector<double> between_tokens_;  // seconds that the state does not have yet

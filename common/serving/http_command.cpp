@@ -148,9 +148,8 @@ void check_origin(const std::string& origin) {
            std::string_view(".-:[]").find(c) != std::string_view::npos;
   });
   if (origin != "*" && !(is_web && is_host)) {
-    throw InputError(
-        "an origin is https://example.org or http://localhost:3000, in lower case, or '*' for all, not " +
-        quote(origin));
+    throw InputError("an origin is https://example.org or http://localhost:3000, in lower case, or '*' for all, not " +
+                     quote(origin));
   }
 }
 
@@ -270,6 +269,7 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
     constexpr std::chrono::milliseconds kPoll{20};
     while (signal_received == 0) {
       std::this_thread::sleep_for(kPoll);
+      api.restore_unwatched();
     }
     const auto signalled = std::chrono::steady_clock::now();
     const auto has_passed = [&](int seconds) {

@@ -175,7 +175,9 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
                       {"max_sequences", engine.max_sequences},
                       {"context_length", engine.context_length},
                       {"max_drafts", engine.max_drafts},
-                      {"pool", news.pool}};
+                      {"pool", news.pool},
+                      {"slots_at_start", news.num_slots_at_start},
+                      {"is_changed", news.is_resized}};
   if (std::string text = sizes.dump(); text != sizes_) {
     sizes_ = std::move(text);
     record["sizes"] = sizes;

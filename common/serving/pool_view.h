@@ -4,7 +4,8 @@
 // A watcher gets one whole record and then, for each step, a record of what has changed since the one before:
 //
 //   {"whole": true,                                     only in the first, and in a new pool's: forget what was known
-//    "sizes": {...}, "paused": false,                   sizes: where they have changed, or the pool was made anew
+//    "sizes": {...}, "paused": false,                   sizes: where they have changed, or the pool was made anew;
+//                                                       is_changed in it: they are not those of the server's start
 //    "draining": true,                                  only while the server drains
 //    "steps": [[index, prompt tokens, decoded tokens, milliseconds, preempted, copied, drafts, accepted], ...],
 //                                                       since the last record; drafts are among the decoded tokens

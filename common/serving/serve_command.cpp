@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/result_file.h"
 #include "common/app/command.h"
+#include "common/app/result_file.h"
 #include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/platform.h"

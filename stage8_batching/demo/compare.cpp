@@ -15,6 +15,7 @@
 #include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/model/presets.h"
 #include "common/serving/arrivals.h"
 #include "common/serving/plot.h"
 #include "common/serving/served_model.h"

@@ -73,8 +73,8 @@ class Page:
             raise RuntimeError(result["exceptionDetails"].get("exception", {}).get("description", str(result)))
         return result["result"].get("value")
 
-    def wait_for(self, expression, seconds=10.0):
-        """Waits until the expression is true, and returns its value. TimeoutError names it."""
+    def wait_for(self, expression, seconds=60.0):
+        """For what has to come soon, on a machine that may have much else to do. Waits until the expression is true, and returns its value. TimeoutError names it."""
         end = time.monotonic() + seconds
         while True:
             value = self.evaluate(expression)
@@ -125,6 +125,10 @@ class Browser:
     def __exit__(self, *_):
         for page in self.pages:
             page.close()
+
+    def close(self, page):
+        self.pages.remove(page)
+        page.close()
 
     def open(self, url, width=1400, height=900, is_phone=False, is_dark=False, arguments=()):
         page = Page(arguments)

@@ -46,6 +46,14 @@ class HttpProgram:
         connection.close()
         return reply.status, json.loads(text)
 
+    def get(self, path):
+        """The JSON of the reply"""
+        connection = self.connect()
+        connection.request("GET", path)
+        text = connection.getresponse().read()
+        connection.close()
+        return json.loads(text)
+
     def end(self, timeout=60):
         """Sends SIGTERM. Returns (exit code, what was printed since the first line, stderr)."""
         self.process.send_signal(signal.SIGTERM)

@@ -69,6 +69,9 @@ class InstallTest(unittest.TestCase):
         self.assertEqual(self.complete(program, "bench", "--slo"), ["--slots"])
         self.assertEqual(self.complete(program, "bench", "--weights", ""), ["auto", "fp8"])
         self.assertEqual(self.complete(program, "bench", "--weights", "fp8", "--slo"), ["--slots"])
+        self.assertEqual(self.complete(program, "bench", "--weights", "="), ["auto", "fp8"])  # as bash splits "--weights="
+        self.assertEqual(self.complete(program, "bench", "--weights", "=", "f"), ["fp8"])
+        self.assertEqual(self.complete(program, "bench", "--weights", "=", "fp8", "--slo"), ["--slots"])
         self.assertEqual(self.complete(program, "generate", "--model", "--s"), [])  # a file, which the shell completes
         self.assertEqual(self.complete(program, "nothing", "--v"), ["--version"])
 

@@ -564,6 +564,79 @@ TEST_CASE("a page of another origin, or under another name of this machine, cann
   }
 }
 
+TEST_CASE("beyond this machine, too, no page under a name that anyone can point here steers the pool without a key") {
+  ApiFixture fixture;
+  ApiFixture with_key({.api_key = "secret"});
+  const auto status_of = [](ApiFixture& asked, const std::string& host, const std::string& origin) {
+    const common::ApiRequest request{.method = "POST",
+                                     .path = "/pool/run",
+                                     .body = "{}",
+                                     .authorization = "Bearer secret",
+                                     .content_type = "application/json",
+                                     .origin = origin,
+                                     .host = host};
+    return asked.api.handle(request, [] { return false; }).status;
+  };
+  for (const char* const host :
+       {"rebound.example.org:8080", "rebound.example.org", "10.0.0.1.example.org:8080", "box"}) {
+    INFO(host);
+    CHECK(status_of(fixture, host, std::string("http://") + host) == 403);
+    CHECK(status_of(fixture, host, "") == 200);  // no browser
+    CHECK(status_of(with_key, host, std::string("http://") + host) == 200);
+  }
+  for (const char* const host : {"10.0.0.1:8080", "[fe80::1]:8080", "localhost:8080"}) {
+    INFO(host);
+    CHECK(status_of(fixture, host, std::string("http://") + host) == 200);
+  }
+}
+
+TEST_CASE("what a page changes lasts as long as someone watches") {
+  ApiFixture fixture;
+  const auto restore = [&] { fixture.api.restore_unwatched(std::chrono::milliseconds(0)); };
+  const auto num_slots = [&] { return fixture.engine.sizes().num_slots; };
+  const json small = {{"slots", 64}, {"while_watched", true}};
+  auto reader = std::make_unique<PoolReader>(fixture);
+  CHECK(reader->next()["sizes"]["is_changed"] == false);
+  CHECK(fixture.post("/pool/restart", small).status == 200);
+  const json sizes = reader->next()["sizes"];
+  CHECK(sizes["is_changed"] == true);
+  CHECK(sizes["slots_at_start"] == 1024);
+  CHECK(fixture.post("/pool/pause", {{"while_watched", true}}).status == 200);
+  restore();
+  CHECK(num_slots() == 64);
+  CHECK(fixture.engine.is_paused());
+
+  SECTION("its requests end with it, and the pool is as before") {
+    reader.reset();
+    fixture.api.restore_unwatched(std::chrono::hours(1));  // not at once: a page may be loaded anew
+    CHECK(num_slots() == 64);
+    restore();
+    CHECK(num_slots() == 1024);
+    CHECK_FALSE(fixture.engine.is_paused());
+    CHECK(pool_state(fixture)["sizes"]["is_changed"] == false);
+    CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 6))) == text_alone(kPrompts[0], 6, {}));
+  }
+  SECTION("other clients' requests are served first") {
+    json body = completion_body(kPrompts[0], 6);
+    body["stream"] = true;
+    const common::ApiReply reply = fixture.post("/v1/completions", body);
+    reader.reset();
+    restore();  // computes again
+    CHECK(streamed_text(read_all(*reply.stream)) == text_alone(kPrompts[0], 6, {}));
+    restore();
+    CHECK(num_slots() == 1024);
+  }
+  SECTION("a client that says nothing of watching changes the pool for good") {
+    CHECK(fixture.post("/pool/restart", {{"as_started", true}}).status == 200);
+    CHECK(num_slots() == 1024);
+    reader.reset();
+    restore();
+    CHECK(fixture.post("/pool/restart", {{"slots", 128}}).status == 200);
+    restore();
+    CHECK(num_slots() == 128);
+  }
+}
+
 TEST_CASE("a full queue answers 429 and loses nothing") {
   ApiFixture fixture({.max_queue = 2, .paused = true});
   json body = completion_body(kPrompts[0], 4);
@@ -944,7 +1017,7 @@ TEST_CASE("requests that come while the pool can't be made again are told so, an
   bool is_refused = false;
   std::thread restart([&] {
     try {
-      engine.restart({2 * kLargePool, 16, 64});
+      engine.restart(common::PoolSizes{2 * kLargePool, 16, 64});
     } catch (const common::InputError&) {
       is_refused = true;
     }
@@ -1731,7 +1804,7 @@ TEST_CASE("a failure outside a step ends the engine with its reason, and not the
   }
   // And another engine can take its place.
   fails = false;
-  engine.restart({64, 4, 64});
+  engine.restart(common::PoolSizes{64, 4, 64});
   engine.run();
   const auto served = engine.submit({{request, 1}}, refusal);
   REQUIRE(served != nullptr);

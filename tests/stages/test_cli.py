@@ -176,6 +176,12 @@ class Gpu(ProgramTest):
         (self.folder / "paged_attention_course/cpu_note").write_text("another reason\n", encoding="utf-8")
         self.assertIn("note: computing on the CPU: ", Terminal.session(self, *command, typed=b"", environment=state))
 
+    def test_a_program_without_cuda_says_how_to_build_one_with_it(self):
+        result = run("generate", "--prompt", "a", "--device", "gpu")
+        if b"without CUDA" not in result.stderr:
+            self.skipTest("the program was built with CUDA")
+        self.assert_bad_input(result, "cmake --preset cuda &&")
+
     def test_the_cpu_has_one_precision(self):
         self.assert_bad_input(run("generate", "--prompt", "a", "--device", "cpu", "--precision", "bf16"), "float32")
         self.assert_usage_error(run("generate", "--prompt", "a", "--precision", "fp8"), "--precision")
@@ -588,7 +594,9 @@ class Output(ProgramTest):
     def test_a_refused_request_leaves_an_old_result_alone(self):
         path = self.folder / "result.json"
         path.write_text("old", encoding="utf-8")
-        self.assert_bad_input(run("generate", "--prompt", "king " * 4000, "--json", str(path)), "1024")
+        empty = self.folder / "empty.txt"
+        empty.touch()
+        self.assert_bad_input(run("generate", "--prompt-file", str(empty), "--json", str(path)), "empty")
         self.assertEqual(path.read_text(encoding="utf-8"), "old")
 
     def test_an_interrupt_leaves_no_empty_file(self):
@@ -609,7 +617,9 @@ class Output(ProgramTest):
 
     def test_a_refused_request_leaves_no_empty_file(self):
         path = self.folder / "result.json"
-        self.assert_bad_input(run("generate", "--prompt", "king " * 4000, "--json", str(path)), "1024")
+        empty = self.folder / "empty.txt"
+        empty.touch()
+        self.assert_bad_input(run("generate", "--prompt-file", str(empty), "--json", str(path)), "empty")
         self.assertFalse(path.exists())
 
 

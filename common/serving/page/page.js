@@ -80,7 +80,7 @@ const views = new Views((sentence) => {
 });
 const timeline = new Timeline($("strip"), showSnapshot);
 const traffic = {bytes: 0, records: 0, begin: performance.now()};  // for measurements
-let failure = "", firstSizes = null, isLost = true, needsKey = false, isFirst = true, shownRegions = "";
+let failure = "", isLost = true, needsKey = false, isFirst = true, shownRegions = "";
 
 // ---- Words, explained where they stand ----
 
@@ -366,7 +366,9 @@ setInterval(async () => {
 
 // ---- Steering ----
 
-const control = (action, body = {}) => attempt(() => ask("/pool/" + action, body));
+// When nobody watches any more, the server undoes it.
+const steer = (action, body = {}) => ask("/pool/" + action, {...body, while_watched: true});
+const control = (action, body) => attempt(() => steer(action, body));
 const stepOnce = () => { timeline.live(); return control("step"); };
 $("pause").onclick = () => control("pause");
 $("step").onclick = stepOnce;
@@ -388,18 +390,16 @@ async function showLimit() {
   const limit = await ask("/v1/models").then((reply) => reply.json()).then(({data}) => data[0].max_model_len).catch(() => "");
   for (const id of ["max-tokens", "chat-tokens"]) $(id).max = limit;
 }
-function showSizes({pool, ...sizes}) {
+function showSizes(sizes) {
   showLimit();
-  firstSizes ??= sizes;
   for (const [id, value] of [["slots", sizes.slots], ["block-size", sizes.block_size], ["budget", sizes.budget]]) {
     $(id).value = Math.round(Math.log2(value));
     $(id + "-value").textContent = value;
   }
   $("swap").checked = sizes.host_blocks > 0;
   for (const button of document.querySelectorAll("[data-needs-drafts]")) button.disabled = !hasControls || sizes.max_drafts === 0;
-  const isChanged = JSON.stringify(firstSizes) !== JSON.stringify(sizes);
-  $("restore").hidden = !isChanged;
-  $("restore").textContent = `Back to ${firstSizes.slots} slots`;
+  $("restore").hidden = !hasControls || !sizes.is_changed;
+  $("restore").textContent = `Back to ${sizes.slots_at_start} slots`;
 }
 for (const id of ["slots", "block-size", "budget", "swap"]) {
   $(id).oninput = () => {
@@ -654,8 +654,8 @@ async function runScene(scene, button) {
     const before = timeline.latest.sizes.pool;
     isSceneComing = true;
     try {
-      await ask("/pool/restart", scene.sizes);
-      await ask("/pool/run", {});
+      await steer("restart", scene.sizes);
+      await steer("run");
       await until(() => timeline.latest.sizes.pool !== before);  // so that what is sent is known to be in the new one
     } catch (error) {
       isSceneComing = false;
@@ -734,10 +734,7 @@ async function playFirstScene() {
   while (!isOver()) await new Promise((resume) => setTimeout(resume, 50));
   if (timeline.latest.sizes.pool === pool) restorePool();
 }
-function restorePool() {
-  const {slots, block_size, budget, host_blocks} = firstSizes;
-  return control("restart", {slots, block_size, budget, swap: host_blocks > 0});
-}
+const restorePool = () => control("restart", {as_started: true});
 makeScenes($("scenes"), hasControls, runScene);
 $("scenes").append(element("button", {id: "restore", hidden: true, onclick: () => {
   timeline.live();
