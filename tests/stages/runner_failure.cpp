@@ -187,6 +187,7 @@ struct Served {
 
   static stage::EngineOptions engine_options(bool run_ahead, int token_budget) {
     stage::EngineOptions options;
+    options.block_size = 4;
     options.scheduler = {.token_budget = token_budget, .headroom = 0, .run_ahead = run_ahead};
     return options;
   }
@@ -209,6 +210,8 @@ TEST_CASE("the loop: a wait that throws fails all requests of the step, also a c
   CHECK(served.has_failed(served.ids[0]));
   CHECK(served.has_failed(served.ids[1]));
   CHECK_FALSE(served.has_failed(waiting));
+  // The first prompt fills a block, which is not published.
+  CHECK(served.engine.manager().prefix_cache().find(served.requests[0].prompt, 0).empty());
   served.run();
   CHECK(served.tokens(waiting) == Served::expected(request));
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -341,6 +342,29 @@ TEST_CASE("the loop: a step's schedule is reported before its pass, and its pass
   CHECK(serving.reports[0].num_running == 2);  // both ran, though request 0 has ended with this step
   CHECK(serving.reports[0].usage.used == 12);  // both prompts, before request 0's blocks are free
   CHECK(serving.reports[1].usage.used == 8);
+  stage::VirtualClock clock;  // is told of passes with as many tokens
+  clock.step_computed(12);
+  clock.step_computed(1);
+  CHECK(serving.clock.now() == clock.now());
+}
+
+TEST_CASE("the loop: a step that throws keeps none of the slots that were reserved for it") {
+  struct InterruptedScheduler : stage::Scheduler {
+    using Scheduler::Scheduler;
+    stage::ScheduledStep schedule() override {
+      Scheduler::schedule();
+      throw std::bad_alloc();
+    }
+  };
+  const stage::EngineOptions options = Serving::engine_options({});
+  stage::VirtualClock clock;
+  stage::Engine engine(tests::small_model(), options, stage::make_runner(tests::small_model(), options), clock,
+                       [](stage::KvCacheManager& manager, const stage::SchedulerOptions& scheduler, bool prefix_cache) {
+                         return std::make_unique<InterruptedScheduler>(manager, scheduler, prefix_cache);
+                       });
+  engine.submit({make_request(5, 3)});
+  CHECK_THROWS_AS(engine.step(), std::bad_alloc);
+  CHECK(engine.manager().usage().reserved == 0);
 }
 
 TEST_CASE("a stop string ends the samples in which it comes, and no other, whatever runs ahead") {
