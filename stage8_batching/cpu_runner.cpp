@@ -36,6 +36,7 @@ StepId CpuRunner::enqueue(const RaggedBatch& batch) {
       result.logits[row] = values;
     }
   }
+  common::score_rows(model_, hidden, batch.scored_rows);
   last_.value += 1;
   results_[last_.value % 2] = std::move(result);
   return last_;

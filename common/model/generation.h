@@ -29,6 +29,9 @@ struct Request {
   int min_tokens = 0;              // no stop token is drawn before this many tokens; stop_strings have their own
   // The reply begins with these, whatever the logits say: so a given text's log-probabilities are found.
   std::vector<Token> forced = {};
+  // So many of the prompt's last tokens get log-probabilities too: the first ones of Completion::logprobs. For an
+  // engine that scores a prompt with the steps that compute it.
+  int num_scored = 0;
   // Max drafts of a step, up to kMaxDrafts, by an engine that speculates; absent: its default.
   std::optional<int> num_speculative_tokens = std::nullopt;
 };

@@ -80,11 +80,14 @@ common::PoolSnapshot::Sequence describe_sequence(const KvCacheManager& manager, 
   return {manager.block_table(sequence), manager.length(sequence), sequence};
 }
 
-GenerationRequest generation_request(const common::ServedRequest& request) {
+GenerationRequest generation_request(const Engine& engine, const common::ServedRequest& request) {
   if (request.length_penalty.has_value()) {
     return {request.request, 1, BeamOptions{request.num_samples, *request.length_penalty}};
   }
-  return {request.request, request.num_samples};
+  if (request.num_samples > 1) {
+    return {request.request, request.num_samples};
+  }
+  return {in_fewest_steps(engine, request.request)};
 }
 
 // Sets a flag during its own lifetime.
@@ -213,9 +216,14 @@ int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
     const common::Completion& written = engine_.output(id).completions[static_cast<std::size_t>(sample)];
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
+<<<<<<< HEAD
   const bool has_texts = request.counted == common::Counted::kTexts;
   return add_client(engine_.submit(generation_request(request), on_token, arrival),
                     {std::move(sink), static_cast<int>(request.request.prompt.size()), has_texts});
+=======
+  return add_client(engine_.submit(generation_request(engine_, request), on_token, arrival), std::move(sink),
+                    static_cast<int>(request.request.prompt.size()));
+>>>>>>> h-scores
 }
 
 int EngineAdapter::reject(const std::string& reason, double arrival, std::unique_ptr<common::RequestSink> sink) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #ifdef COURSE_PRODUCTION
+#include "../production/scoring/prompt_scores.h"
 #include "../production/speculation/speculating_engine.h"
 #else
 #include "common/base/check.h"
@@ -24,6 +25,11 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   return make_speculating_engine(model, options, std::move(runner), num_drafts, clock);
 }
 
+common::Request in_fewest_steps(const Engine& engine, const common::Request& request) {
+  const auto* const speculating = dynamic_cast<const SpeculatingEngine*>(&engine);
+  return speculating != nullptr && speculating->scores_prompts() ? with_scored_prompt(request) : request;
+}
+
 #else
 
 int max_drafts() { return 0; }
@@ -35,6 +41,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   }
   return std::make_unique<Engine>(model, options, std::move(runner), clock);
 }
+
+common::Request in_fewest_steps(const Engine& /*engine*/, const common::Request& request) { return request; }
 
 #endif
 

@@ -5,6 +5,7 @@
 
 #include "../engine.h"
 #include "common/app/command.h"
+#include "common/model/generation.h"
 #include "common/model/llama.h"
 
 namespace stage8 {
@@ -22,5 +23,9 @@ int max_drafts();
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
                                     std::unique_ptr<Runner> runner, int num_drafts,
                                     Clock& clock = common::real_clock());
+
+// The request as this engine serves it in the fewest steps: a text of which only the log-probabilities are wanted is
+// computed as a prompt, if the engine can score one.
+common::Request in_fewest_steps(const Engine& engine, const common::Request& request);
 
 }  // namespace

@@ -309,14 +309,19 @@ TEST_CASE("a prompt whose probabilities alone are wanted may be as long as the c
   CHECK(text_of(sent_back) == text_of(scored));
   json streamed = asked(most, {{"echo", true}, {"stream", true}});
   CHECK(streamed_text(read_all(*fixture.post("/v1/completions", streamed).stream)) == text_of(scored));
-  // The scores are the same in a text that goes on.
+  // The scores are the same in a text that goes on, but for rounding: its prompt is computed beside them.
+  constexpr double kTolerance = 1e-4;
   const json shorter = {{"echo", true}, {"logprobs", 1}};
   json longer = shorter;
   longer["max_tokens"] = 1;
   const json probabilities = reply_to(fixture, asked(8, shorter))["choices"][0]["logprobs"]["token_logprobs"];
   json before = reply_to(fixture, asked(8, longer))["choices"][0]["logprobs"]["token_logprobs"];
   before.erase(before.size() - 1);
-  CHECK(probabilities == before);
+  REQUIRE(probabilities.size() == before.size());
+  CHECK((probabilities[0].is_null() && before[0].is_null()));
+  for (std::size_t i = 1; i < before.size(); ++i) {
+    CHECK(std::abs(probabilities[i].get<double>() - before[i].get<double>()) < kTolerance);
+  }
   // One token more is too long for the model.
   for (const json& more : {json{{"echo", true}}, json{{"echo", true}, {"logprobs", 1}}, json{{"prompt_logprobs", 0}}}) {
     const json error = error_of(fixture.post("/v1/completions", asked(most + 1, more)));

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "../scoring/prompt_scores.h"
+
 namespace stage8 {
 namespace {
 
@@ -35,6 +37,7 @@ SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOpt
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
   Step step(manager_, std::move(groups));
+  add_scored_rows(step);
   const RaggedBatch& batch = with_drafts(step.batch());
   step.enqueued(forward(batch), batch.logits_rows.size(), !speculating_.is_awaited() && may_run_ahead(step));
   return step;
@@ -65,6 +68,10 @@ const RaggedBatch& SpeculatingEngine::with_drafts(const RaggedBatch& own) {
   for (const int row : own.logits_rows) {
     batch_.logits_rows.push_back(places[static_cast<std::size_t>(row)]);
   }
+  batch_.scored_rows = own.scored_rows;
+  for (common::ScoredRow& scored : batch_.scored_rows) {
+    scored.row = places[static_cast<std::size_t>(scored.row)];
+  }
   for (const PendingToken& pending : own.pending_tokens) {
     batch_.pending_tokens.push_back({places[static_cast<std::size_t>(pending.index)], pending.row});
   }
@@ -91,6 +98,7 @@ void SpeculatingEngine::add_rows(SequenceId sequence, std::size_t row, int index
 
 void SpeculatingEngine::extend(const Step& step, const ScheduledGroup& scheduled, int row) {
   SequenceGroup& group = *scheduled.group;
+  check_scores(group);
   Engine::extend(step, scheduled, row);
   const auto num_drafts = static_cast<int>(speculating_.drafts_of(scheduled.tokens.sequences.front()).size());
   for (int draft = 0; draft < num_drafts && !group.finished(); ++draft) {

@@ -21,9 +21,12 @@ class SpeculatingEngine : public Engine {
   SpeculatingEngine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner,
                     Clock& clock, const MakeScheduler& make_scheduler);
 
+  // Whether its runner computes the scored rows of a batch.
+  bool scores_prompts() const { return !runner_->is_asynchronous(); }
+
  protected:
-  // Enqueues the step's batch with drafts in it. The next step does not run ahead of it if a request waits for its
-  // token, to look it up.
+  // Enqueues the step's batch, with the rows that are scored (../scoring/prompt_scores.h) and with drafts in it. The
+  // next step does not run ahead of it if a request waits for its token, to look it up.
   Step prepare(std::vector<ScheduledGroup> groups) override;
   // Gives the group its own token, and then takes up its drafts, one by one, as long as each is the next token of all
   // its texts: its K and V are in their slots, so it is committed, and the rows behind it give the texts their next

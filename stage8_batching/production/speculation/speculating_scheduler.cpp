@@ -64,6 +64,12 @@ ScheduledStep SpeculatingScheduler::schedule() {
   return step;
 }
 
+bool SpeculatingScheduler::find_room(SequenceGroup& group, const Admission& admission) {
+  Admission terms = admission;
+  terms.use_prefix_cache = terms.use_prefix_cache && group.request().num_scored == 0;
+  return Scheduler::find_room(group, terms);
+}
+
 std::span<const common::Token> SpeculatingScheduler::drafts_of(SequenceId sequence) const {
   const auto found = drafts_.find(sequence);
   return found == drafts_.end() ? std::span<const common::Token>() : found->second;

@@ -57,6 +57,9 @@ class SpeculatingScheduler : public Scheduler {
   void count_accepted(const SequenceGroup& group);
 
  protected:
+  // Shares no block with a request whose prompt is scored (../scoring/prompt_scores.h).
+  bool find_room(SequenceGroup& group, const Admission& admission) override;
+
   std::map<SequenceId, std::vector<common::Token>> drafts_;
   bool is_awaited_ = false;
 
