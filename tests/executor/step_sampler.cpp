@@ -202,6 +202,18 @@ TEST_CASE("Samplers: the device draws what the host draws, from tokens that were
   }
 }
 
+TEST_CASE("Samplers: a bias counts where no row of the step has a penalty") {
+  const Step step{.vocab_size = 64,
+                  .rows = {{.options = {.temperature = 0.0F, .logit_bias = {{7, 5.0F}}}, .used = {}}},
+                  .logits = std::vector<float>(64, 1.0F),
+                  .positions = {10},
+                  .tokens = {5},
+                  .pending_rows = {-1},
+                  .drawn_before = {0}};
+  stage::DeviceSampler device(64, 1, nullptr);
+  CHECK(draw(device, 0, step) == std::vector<Token>{7});
+}
+
 TEST_CASE("Samplers: the device draws what the host draws, whatever the options, the logits and the tokens before") {
   constexpr std::size_t kRows = 24;
   for (const int vocab_size : {50, 700, 2048, 2049, 6001}) {

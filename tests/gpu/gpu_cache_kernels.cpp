@@ -50,9 +50,9 @@ TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[
   const int columns = shape.num_kv_heads * head_dim;
   const int stride = 2 * columns + 64;
   const std::vector<std::byte> rows =
-      tests::to_bytes(tests::random_values(std::size_t{kTokens} * static_cast<std::size_t>(stride), random), type);
+      tests::to_bytes(tests::random_values(std::size_t{kTokens + 1} * static_cast<std::size_t>(stride), random), type);
   std::vector<int> slots = tests::shuffled(50 * block_size, random);
-  slots.resize(kTokens);
+  slots.resize(kTokens + 1);  // the last is no token's: the last thread block has threads for more than kTokens
   slots[3] = -1;
   slots[kTokens - 1] = -1;
 
@@ -86,7 +86,7 @@ TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[
         tests::kNoDifference);
 
   // And back: the skipped rows stay as they were.
-  const auto back = tests::poisoned(std::int64_t{kTokens} * stride, type);
+  const auto back = tests::poisoned(std::int64_t{kTokens + 1} * stride, type);
   std::vector<std::byte> expected = back.download();
   for (std::size_t token = 0; token < kTokens; ++token) {
     if (slots[token] >= 0) {
@@ -98,7 +98,7 @@ TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[
                                  back.data() + static_cast<std::size_t>(columns + 32) * size, stride,
                                  device_slots.data(), kTokens, stream.get());
   stream.synchronize();
-  const tests::Extents of_rows = {{"token", kTokens}, {"vector", static_cast<std::int64_t>(stride * size) / 16}};
+  const tests::Extents of_rows = {{"token", kTokens + 1}, {"vector", static_cast<std::int64_t>(stride * size) / 16}};
   CHECK(tests::compare_bytes("rows", back.download(), expected, of_rows) == tests::kNoDifference);
 }
 

@@ -134,6 +134,14 @@ TEST_CASE("stage 6, invariant 3: no block is found before its forward pass is ov
   CHECK(manager.prefix_cache().evictable().empty());
 }
 
+TEST_CASE("what follows a text that two sequences have computed is found, whichever of them goes on") {
+  KvCacheManager manager(16, 4);
+  REQUIRE(manager.allocate(0, text(13)));
+  CHECK(compute(manager, 1, text(5)) == 0);  // its block is the one that is found
+  manager.commit(0, text(13));
+  CHECK(compute(manager, 2, text(13)) == 12);
+}
+
 TEST_CASE("tokens of one salt are not found with another") {
   KvCacheManager manager(16, 4, everything_collides);
   compute(manager, 0, text(9), 1);

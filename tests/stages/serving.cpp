@@ -367,6 +367,18 @@ TEST_CASE("the loop: a step that throws keeps none of the slots that were reserv
   CHECK(engine.manager().usage().reserved == 0);
 }
 
+TEST_CASE("reports: requests run that have no token in a step for want of budget") {
+  ServingOptions options;
+  options.scheduler.token_budget = 2;
+  Serving serving(options);
+  serving.submit(sampled_request(1, 3, 2));
+  serving.submit({make_request(1, 3)});
+  REQUIRE(serving.run() == kNoProblem);
+  REQUIRE(serving.reports.size() > 2);
+  CHECK(serving.reports[1].num_tokens == 2);  // both of request 0
+  CHECK(serving.reports[1].num_running == 2);
+}
+
 TEST_CASE("a stop string ends the samples in which it comes, and no other, whatever runs ahead") {
   // Token i is spelled "<i>".
   const auto decode = [](std::span<const Token> tokens) {
@@ -1405,6 +1417,28 @@ TEST_CASE("serve: every request arrives at its time, and its text ends where the
   CHECK(results[1].admission >= 0.0021);
   CHECK(results[1].admission < 0.0050);
   CHECK(results[2].admission == 5.0);
+}
+
+TEST_CASE("serve: of several texts, the first ends them all where the trace says") {
+  Serving serving({});
+  Measured measured(serving);
+  const std::vector<common::RequestResult>& results =
+      measured.run({{0.0, {.request = sampled_request(5, 9, 1).request, .num_samples = 3}, 4}});
+  REQUIRE(results[0].completions.size() == 3);
+  CHECK(results[0].completions[0].tokens.size() == 4);
+}
+
+TEST_CASE("serve: a run that is ended early has the results of what has arrived") {
+  Serving serving({});
+  Measured measured(serving);
+  int num_steps = 0;
+  const std::vector<common::RequestResult> results = common::serve(
+      measured.engine, {{0.0, {make_request(5, 9, 1)}}, {1e6, {make_request(6, 9, 2)}}},
+      {.on_step = [&](const common::StepReport&) { num_steps += 1; }, .is_ended = [&] { return num_steps == 3; }});
+  REQUIRE(results.size() == 1);
+  CHECK(results[0].finish_reason == FinishReason::kCancelled);
+  CHECK(results[0].completions[0].tokens.size() == 3);
+  CHECK(serving.leak() == kNoProblem);
 }
 
 TEST_CASE("view: the live view fits the terminal, names each request's letter and shows every sample") {
