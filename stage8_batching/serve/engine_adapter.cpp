@@ -216,14 +216,9 @@ int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
     const common::Completion& written = engine_.output(id).completions[static_cast<std::size_t>(sample)];
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
-<<<<<<< HEAD
   const bool has_texts = request.counted == common::Counted::kTexts;
-  return add_client(engine_.submit(generation_request(request), on_token, arrival),
+  return add_client(engine_.submit(generation_request(engine_, request), on_token, arrival),
                     {std::move(sink), static_cast<int>(request.request.prompt.size()), has_texts});
-=======
-  return add_client(engine_.submit(generation_request(engine_, request), on_token, arrival), std::move(sink),
-                    static_cast<int>(request.request.prompt.size()));
->>>>>>> h-scores
 }
 
 int EngineAdapter::reject(const std::string& reason, double arrival, std::unique_ptr<common::RequestSink> sink) {
