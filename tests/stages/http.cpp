@@ -929,6 +929,10 @@ TEST_CASE("a pool made anew can swap what it preempts") {
   CHECK(fixture.post("/pool/restart", {{"swap", false}}).status == 200);
   CHECK(pool_state(fixture)["sizes"]["host_blocks"] == 0);
   CHECK(fixture.post("/pool/restart", {{"swap", "yes"}}).status == 400);
+  // Without the field, it is as the command line has it.
+  ApiFixture swapping({.num_slots = 64, .num_host_slots = 32});
+  CHECK(swapping.post("/pool/restart", {{"slots", 48}}).status == 200);
+  CHECK(pool_state(swapping)["sizes"]["host_blocks"] == 8);
 }
 
 TEST_CASE("the pool can be made anew, and what was in it is told so") {
@@ -1409,7 +1413,8 @@ TEST_CASE("clients steer the pool only where --pool-controls lets them") {
   ApiFixture fixture({.pool_controls = false});
   CHECK(fixture.get("/pool/events").status == 200);
   const std::string page(fixture.get("/").body_text());
-  CHECK(fixture.get("/").shared_body == fixture.get("/").shared_body);  // a thousand readers take it once
+  const std::shared_ptr<const std::string> shared = fixture.get("/").shared_body;  // a thousand readers take it once
+  CHECK((shared != nullptr && shared == fixture.get("/").shared_body));
   CHECK(page.find("<body data-controls=\"0\" data-chat=\"0\"") != std::string::npos);
   CHECK(page.find("data-sampling='{\"temperature\": 0.7, \"top_k\": 40, \"top_p\": 0.95,") != std::string::npos);
 

@@ -250,6 +250,8 @@ TEST_CASE("usage says how much of the prompts the prefix cache had") {
   json salted = greedy_body(2);
   salted["cache_salt"] = "mine";
   CHECK(cached(salted) == 0);
+  salted["cache_salt"] = "";  // none
+  CHECK(cached(salted) == (length - 1) / 4 * 4);
   json streamed = greedy_body(2);
   streamed.update({{"stream", true}, {"stream_options", {{"include_usage", true}}}});
   const std::vector<json> events = events_of(read_all(*fixture.post("/v1/completions", streamed).stream));
@@ -650,6 +652,9 @@ TEST_CASE("one model by its name, the version, an icon, and the methods of a pat
   CHECK(header_of(method("POST", "/v1/models"), "Allow") == "GET, HEAD");
   CHECK(header_of(method("DELETE", "/v1/models/tales-5m"), "Allow") == "GET, HEAD");
   CHECK(header_of(method("GET", "/v1/completions"), "Allow") == "POST");
+  CHECK(method("HEAD", "/v1/models").status == 200);
+  CHECK(method("HEAD", "/v1/models/tales-5").status == 404);
+  CHECK(method("HEAD", "/v1/completions").status == 405);
   CHECK(method("OPTIONS", "/v1/completions").status == 405);  // without --cors
   CHECK(fixture.post("/v1/embeddings", {{"input", "x"}}).body.find("embeddings") != std::string::npos);
   // With a key, only paths that say nothing of the model are open.
@@ -762,6 +767,7 @@ TEST_CASE("the terminal has a line for each request, and none of a client's own"
   CHECK((answered[3].method.empty() && answered[3].status == 400));
   CHECK_FALSE(answered[4].is_read);
   CHECK((answered[4].figures->end.empty() && answered[4].figures->prompt_tokens > 0));
+  CHECK((answered[4].figures->output_tokens > 0 && answered[4].figures->output_tokens < 900));
 }
 
 TEST_CASE("more prompts than the queue can ever hold are the client's mistake, and no queue that is full") {
@@ -826,6 +832,20 @@ TEST_CASE("a context that is too long has OpenAI's code, and the field that is t
   // The limit of a small cache.
   ApiFixture small({.num_slots = 64});
   CHECK(error_of(small.post("/v1/completions", greedy_body(400)))["param"] == "max_tokens");
+}
+
+TEST_CASE("texts whose length is left open share the cache, but for the whole blocks of their prompt") {
+  ApiFixture fixture({.num_slots = 64});  // 16 blocks of 4
+  json body = kChat;
+  body.erase("max_tokens");
+  body.update({{"n", 2}, {"ignore_eos", true}});
+  for (const char* const text : {"One day", "Once upon a time", "There was a king", "Said the wolf to the girl"}) {
+    body["messages"][0]["content"] = text;
+    const json usage = reply_to(fixture, body, "/v1/chat/completions")["usage"];
+    const int length = usage["prompt_tokens"];
+    CAPTURE(text, length);
+    CHECK(usage["completion_tokens"] == 2 * ((length / 4 + (16 - length / 4) / 2) * 4 - length));
+  }
 }
 
 TEST_CASE("n is as many texts as a step has room for, and the limit is the engine's") {
@@ -1103,6 +1123,7 @@ TEST_CASE("a beam search has all its texts, each with its end, whole or streamed
   json body = greedy_body(12);
   body.update({{"use_beam_search", true}, {"n", 3}, {"ignore_eos", true}});
   const json plain = reply_to(fixture, body);
+  CHECK(fixture.engine.state().num_generated == plain["usage"]["completion_tokens"]);
   const std::string best = text_of(plain);
   const std::vector<Token> tokens = tests::default_session().tokenizer.encode(best);
   json by_token = body;

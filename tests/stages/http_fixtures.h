@@ -51,6 +51,7 @@ inline const common::ServedModel& default_model() {
 
 struct HttpFixtureOptions {
   int num_slots = 1024;
+  int num_host_slots = 0;
   int context_length = 0;  // the model's
   int block_size = 4;
   int token_budget = 64;
@@ -83,6 +84,7 @@ struct ApiFixture {
     return [options, &model](const common::EngineDemand& demand) {
       stage::EngineOptions engine_options;
       engine_options.num_slots = options.num_slots;
+      engine_options.num_host_slots = options.num_host_slots;
       engine_options.context_length = options.context_length;
       engine_options.block_size = options.block_size;
       engine_options.gpu.device = stage::Device::kCpu;
