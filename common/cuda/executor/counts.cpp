@@ -309,6 +309,10 @@ void __tsan_write_range(void* address, unsigned long bytes) {
 }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
+// No kernel's: the count of a shared pointer, in a file of the host that is compiled with kernels.
+int __tsan_atomic32_fetch_add(volatile int* count, int value, int) {
+  return __atomic_fetch_add(count, value, __ATOMIC_SEQ_CST);
+}
 }
 // NOLINTEND
 
