@@ -219,7 +219,7 @@ class Chat(ProgramTest):
         text = json.loads(run("generate", "--chat", "--system", "There was a bear.", "--prompt", "The bear", *self.GREEDY,
                               "--json", "-").stdout)["requests"][0]["text"]
         self.assertEqual(by_option.stdout_text.splitlines()[0], text.split("\n")[0].lstrip())
-        self.assert_bad_input(run("generate", "--system", "x", "--prompt", "a"), "--system", "--chat")
+        self.assert_usage_error(run("generate", "--system", "x", "--prompt", "a"), "--system", "--chat")
 
     def test_a_conversation_that_outgrows_its_room_says_so_and_goes_on_without_its_oldest_messages(self):
         result = chat("--slots", "64", "--max-new-tokens", "20", lines=["Once upon a time", "king " * 40, "Once"])
