@@ -101,7 +101,8 @@ GroupResult Step::result(int first, int num_rows) const {
   COMMON_CHECK(first >= 0 && num_rows >= 0 && first + num_rows <= static_cast<int>(tokens_.size()),
                "the step has no such rows");
   GroupResult result;
-  for (auto row = static_cast<std::size_t>(first); row < static_cast<std::size_t>(first + num_rows); ++row) {
+  for (int i = first; i < first + num_rows; ++i) {
+    const auto row = static_cast<std::size_t>(i);
     if (logits_[row].size() == 0) {
       result.tokens.push_back(tokens_[row]);
     } else {
