@@ -12,9 +12,9 @@
 //
 // Why it is faster: 25 instructions for a token and query head in place of 46. Not because of the bytes: L1 had caught
 // the repeated reads. Where it is not: one sequence, which has 8 heads to share out in place of 32. Its context is cut
-// into twice as many pieces, and to merge 64 takes 8.2 us of 23.2 us (2026-11-28). Without groups (MHA) it is step
-// 4. And a group of 8 needs as many queries in registers: 221 for a thread, so few warps are there to hide each
-// other's waiting; arithmetic grows with the group although the bytes do not.
+// into twice as many pieces, and to merge 64 takes 8.2 us of 23.2 us (2026-11-28). Without groups (MHA) it is step 4.
+// And a group of 8 needs as many queries in registers: 221 for a thread, so few warps are there to hide each other's
+// waiting; arithmetic grows with the group although the bytes do not.
 #include <algorithm>
 
 #include "ladder_call.cuh"
