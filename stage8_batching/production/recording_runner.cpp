@@ -28,7 +28,38 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
           },
-          kMaxGpuTokens) {}
+          kMaxGpuTokens),
+      vocab_size_(model.config().vocab_size),
+      max_tokens_(chunk_size) {}
+
+StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
+  const StepId next{last().value + 1};
+  const auto which = static_cast<std::size_t>(next.value % 2);
+  if (scorer_ == nullptr && !batch.scored_rows.empty()) {
+    scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);
+  }
+  if (scorer_ == nullptr) {
+    return GpuRunner::enqueue(batch);
+  }
+  scorer_->upload(which, batch.scored_rows, stream());
+  GpuRunner::enqueue(batch);
+  try {
+    scorer_->score(which, stream());
+  } catch (...) {
+    abandon(buffers(next));
+    skip_to({next.value - 1});
+    throw;
+  }
+  return next;
+}
+
+StepResult RecordingRunner::wait(StepId step) {
+  StepResult result = GpuRunner::wait(step);
+  if (scorer_ != nullptr) {
+    scorer_->store(static_cast<std::size_t>(step.value % 2));
+  }
+  return result;
+}
 
 int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
   const auto num_sequences = static_cast<int>(step.num_sequences());

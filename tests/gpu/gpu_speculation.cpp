@@ -1,5 +1,7 @@
 // Drafts on a GPU. In float32, every text is what plain decoding gives on the CPU (SPECULATION.md, invariant 1).
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -12,6 +14,11 @@
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(production/scoring/prompt_scores.h)
+// clang-format on
 
 using stage::GenerationRequest;
 using tests::bundled;
@@ -191,5 +198,50 @@ TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain d
     CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), num_accepted);
     // 83 in float32. With float8 K and V the texts go on differently, and hardly repeat themselves.
     CHECK(num_accepted > (type.kv_cache == common::KvCacheType::kFloat8 ? 0 : 30));
+  }
+}
+
+TEST_CASE("GPU: the scores of a prompt, from its chunks, are those of a forced reply on the CPU") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr double kTolerance = 2e-3;  // in float32 on both sides, in sums of another order
+  common::Request forced;
+  for (const common::WorkloadItem& item : common::workload()) {
+    const common::Request part = tests::greedy_request(item.prompt, 1);
+    forced.forced.insert(forced.forced.end(), part.prompt.begin(), part.prompt.end());
+  }
+  forced.prompt = {forced.forced.front()};
+  forced.max_new_tokens = static_cast<int>(forced.forced.size());
+  forced.num_logprobs = 3;
+  const std::vector<common::TokenLogprobs> expected =
+      tests::served_alone({.request = forced}, bundled().llama).front().logprobs;
+  for (const int token_budget : {7, 64, 256}) {
+    stage::EngineOptions options;
+    options.gpu.device = stage::Device::kGpu;
+    options.scheduler.token_budget = token_budget;
+    stage::VirtualClock clock;
+    const std::unique_ptr<stage::SpeculatingEngine> engine = stage::make_speculating_engine(
+        bundled().llama, options, stage::make_runner(bundled().llama, options), 0, clock);
+    const std::vector<int> ids = {engine->submit({.request = stage::with_scored_prompt(forced)}),
+                                  engine->submit(workload_tasks().front()),
+                                  engine->submit({.request = stage::with_scored_prompt(forced)})};
+    while (engine->step()) {
+    }
+    for (const int id : {ids[0], ids[2]}) {
+      REQUIRE(engine->output(id).error == kNoProblem);
+      const std::vector<common::TokenLogprobs>& scores = engine->output(id).completions.front().logprobs;
+      REQUIRE(scores.size() == expected.size());
+      for (std::size_t i = 0; i < scores.size(); ++i) {
+        CAPTURE(token_budget, id, i);
+        CHECK(scores[i].drawn.token == expected[i].drawn.token);
+        CHECK(std::abs(static_cast<double>(scores[i].drawn.logprob - expected[i].drawn.logprob)) < kTolerance);
+        REQUIRE(scores[i].best.size() == 3);
+        for (std::size_t place = 0; place < 3; ++place) {
+          const float difference = scores[i].best[place].logprob - expected[i].best[place].logprob;
+          CHECK(std::abs(static_cast<double>(difference)) < kTolerance);
+        }
+      }
+    }
   }
 }

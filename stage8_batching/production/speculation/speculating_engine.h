@@ -22,7 +22,7 @@ class SpeculatingEngine : public Engine {
                     Clock& clock, const MakeScheduler& make_scheduler);
 
   // Whether its runner computes the scored rows of a batch.
-  bool scores_prompts() const { return !runner_->is_asynchronous(); }
+  bool scores_prompts() const { return options_.gpu.tensor_parallel == 1; }
 
  protected:
   // Enqueues the step's batch, with the rows that are scored (../scoring/prompt_scores.h) and with drafts in it. The
