@@ -27,11 +27,11 @@ struct PendingToken {
 
 // How the token after a row of logits is drawn.
 struct SamplingRow {
-  common::SamplingOptions options;
+  common::SamplingOptions options = {};
   int sample_index = 0;
-  std::vector<common::Token> used;  // for penalties: the text so far, but for the row's input token
-  int prompt_length = 0;            // how many of these tokens, and then of the input token, are the prompt's
-  bool draws_token = true;          // false: the row's logits are the result
+  std::vector<common::Token> used = {};  // for penalties: the text so far, but for the row's input token
+  int prompt_length = 0;                 // how many of these tokens, and then of the input token, are the prompt's
+  bool draws_token = true;               // false: the row's logits are the result
 };
 
 struct RaggedBatch {

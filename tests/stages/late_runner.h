@@ -105,7 +105,7 @@ class LateRunner : public stage::Runner {
     }
     work.batch->pending_tokens.clear();  // of a step that has been dropped: these requests have failed
     stage::RaggedBatch batch = *work.batch;
-    batch.sampling_rows.assign(batch.logits_rows.size(), {{}, 0, {}, 0, false});
+    batch.sampling_rows.assign(batch.logits_rows.size(), {.draws_token = false});
     stage::StepResult& result = results_[work.step] = inner_->wait(inner_->enqueue(batch));
     for (std::size_t row = 0; row < result.logits.size(); ++row) {
       if (work.batch->draws_token(row)) {
