@@ -14,7 +14,6 @@
 #include "attention.h"
 #include "common/base/tensor.h"
 #include "common/math/sampling.h"
-#include "common/model/scored_rows.h"
 #include "kv_cache_manager.h"
 
 namespace stage8 {
@@ -27,11 +26,11 @@ struct PendingToken {
 
 // How the token after a row of logits is drawn.
 struct SamplingRow {
-  common::SamplingOptions options;
+  common::SamplingOptions options = {};
   int sample_index = 0;
-  std::vector<common::Token> used;  // for penalties: the text so far, but for the row's input token
-  int prompt_length = 0;            // how many of these tokens, and then of the input token, are the prompt's
-  bool draws_token = true;          // false: the row's logits are the result
+  std::vector<common::Token> used = {};  // for penalties: the text so far, but for the row's input token
+  int prompt_length = 0;                 // how many of these tokens, and then of the input token, are the prompt's
+  bool draws_token = true;               // false: the row's logits are the result
 };
 
 struct RaggedBatch {
@@ -49,8 +48,6 @@ struct RaggedBatch {
   std::vector<int> context_lengths;     // [num_sequences]; the new tokens are included
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
   std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each sequence's table begins
-
-  std::vector<common::ScoredRow> scored_rows;  // known tokens whose log-probabilities are wanted (production/)
 
   // Adds a sequence's next tokens, all of which are stored: their slots must be reserved. with_logits: the logits after
   // the last one are needed.

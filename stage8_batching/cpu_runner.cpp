@@ -15,15 +15,7 @@ CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, cons
 StepId CpuRunner::enqueue(const RaggedBatch& batch) {
   RaggedBatch known = batch;
   known.resolve_pending(results_[last_.value % 2].tokens);
-  const common::Matrix hidden =
-      model_.forward(known.tokens, batch.positions,
-                     [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
-                       kv_cache_.write(layer, batch.slot_mapping, k, v);
-                       if (on_layer_) {
-                         on_layer_(layer);
-                       }
-                       return attention(kv_cache_, layer, q, batch);
-                     });
+  const common::Matrix hidden = forward(known);
   StepResult result;
   const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));
   result.tokens.resize(batch.logits_rows.size(), -1);
@@ -36,10 +28,20 @@ StepId CpuRunner::enqueue(const RaggedBatch& batch) {
       result.logits[row] = values;
     }
   }
-  common::score_rows(model_, hidden, batch.scored_rows);
   last_.value += 1;
   results_[last_.value % 2] = std::move(result);
   return last_;
+}
+
+common::Matrix CpuRunner::forward(const RaggedBatch& batch) {
+  return model_.forward(batch.tokens, batch.positions,
+                        [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
+                          kv_cache_.write(layer, batch.slot_mapping, k, v);
+                          if (on_layer_) {
+                            on_layer_(layer);
+                          }
+                          return attention(kv_cache_, layer, q, batch);
+                        });
 }
 
 StepResult CpuRunner::wait(StepId step) {

@@ -30,6 +30,10 @@ class CpuRunner : public Runner {
   KvCache& kv_cache() { return kv_cache_; }
   void on_layer(std::function<void(int layer)> callback) { on_layer_ = std::move(callback); }
 
+ protected:
+  // Computes the tokens, all known, and stores their K and V. Returns the hidden states: [num_tokens, hidden_size].
+  virtual common::Matrix forward(const RaggedBatch& batch);
+
  private:
   const common::Llama& model_;
   KvCache kv_cache_;

@@ -22,6 +22,9 @@
 #include "production/tensor_parallel_runner.h"
 #endif
 #endif
+#ifdef COURSE_PRODUCTION
+#include "production/scoring/scoring_cpu_runner.h"
+#endif
 
 namespace stage8 {
 
@@ -40,13 +43,18 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   return shape;
 }
 
-#ifdef COURSE_CUDA
-// If production/ and common/paged/ are built, the first one's runner is used, and the second one's kernels if they
+// If production/ and common/paged/ are built, the first one's runners are used, and the second one's kernels if they
 // serve the shape.
 #ifdef COURSE_PRODUCTION
-using BuiltRunner = RecordingRunner;
+using BuiltCpuRunner = ScoringCpuRunner;
 #else
-using BuiltRunner = GpuRunner;
+using BuiltCpuRunner = CpuRunner;
+#endif
+#ifdef COURSE_CUDA
+#ifdef COURSE_PRODUCTION
+using BuiltGpuRunner = RecordingRunner;
+#else
+using BuiltGpuRunner = GpuRunner;
 #endif
 
 struct KernelChoice {
@@ -103,7 +111,7 @@ std::unique_ptr<Runner> make_cpu_runner(const common::Llama& model, const Engine
     room = common::room_in_host(options.min_slots, EngineOptions().min_slots, shape.block_size, shape.bytes_per_slot());
     shape.num_blocks = room.num_blocks;
   }
-  return std::make_unique<CpuRunner>(model, shape, room.reason);
+  return std::make_unique<BuiltCpuRunner>(model, shape, room.reason);
 }
 
 #ifdef COURSE_CUDA
@@ -124,8 +132,8 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
                                                   options.scheduler.max_sequences, choice.kernels, share);
   }
 #endif
-  return std::make_unique<BuiltRunner>(model, shape, gpu, options.scheduler.token_budget,
-                                       options.scheduler.max_sequences, choice.kernels, share);
+  return std::make_unique<BuiltGpuRunner>(model, shape, gpu, options.scheduler.token_budget,
+                                          options.scheduler.max_sequences, choice.kernels, share);
 }
 #endif
 

@@ -48,7 +48,7 @@ void Step::add(const KvCacheManager& manager, const ScheduledGroup& scheduled, b
     }
     std::optional<SamplingRow> sampling = scheduled.group->sampling_row(sequence);
     can_run_ahead_ = can_run_ahead_ && sampling.has_value() && scheduled.group->max_sequences() == 1;
-    batch_.sampling_rows.push_back(std::move(sampling).value_or(SamplingRow{{}, 0, {}, 0, false}));
+    batch_.sampling_rows.push_back(std::move(sampling).value_or(SamplingRow{.draws_token = false}));
     if (const std::optional<int> row = scheduled.group->pending_row()) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }

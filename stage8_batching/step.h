@@ -45,7 +45,7 @@ class Step {
   void publish(KvCacheManager& manager) const;
 
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
-  RaggedBatch& batch() { return batch_; }
+  const RaggedBatch& batch() const { return batch_; }
   // Whether another step can be scheduled before these tokens are known: every group continues from one drawn token.
   bool can_run_ahead() const { return can_run_ahead_; }
   bool runs_ahead() const { return runs_ahead_; }

@@ -23,7 +23,7 @@ std::optional<common::Matrix> LoneSequences::append(SequenceId sequence, std::sp
     const std::size_t chunk = std::min(tokens.size(), static_cast<std::size_t>(options.scheduler.token_budget));
     RaggedBatch batch;
     batch.add(manager, sequence, tokens.first(chunk), chunk == tokens.size());
-    batch.sampling_rows.assign(batch.logits_rows.size(), {{}, 0, {}, 0, false});
+    batch.sampling_rows.assign(batch.logits_rows.size(), {.draws_token = false});
     result = engine_.runner().wait(engine_.forward(batch));
     if (options.prefix_cache) {
       manager.commit(sequence, tokens.first(chunk));

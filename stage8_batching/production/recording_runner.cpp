@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "device_sampler.h"
 #include "speculation/token_cost.h"
@@ -33,15 +34,16 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
       max_tokens_(chunk_size) {}
 
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
-  const StepId next{last().value + 1};
-  const auto which = static_cast<std::size_t>(next.value % 2);
-  if (scorer_ == nullptr && !batch.scored_rows.empty()) {
+  const std::vector<common::ScoredRow> rows = take_rows();
+  if (scorer_ == nullptr && !rows.empty()) {
     scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);
   }
   if (scorer_ == nullptr) {
     return GpuRunner::enqueue(batch);
   }
-  scorer_->upload(which, batch.scored_rows, stream());
+  const StepId next{last().value + 1};
+  const auto which = static_cast<std::size_t>(next.value % 2);
+  scorer_->upload(which, rows, stream());
   GpuRunner::enqueue(batch);
   try {
     scorer_->score(which, stream());

@@ -13,10 +13,11 @@
 #include "../gpu_runner.h"
 #include "common/cuda/runtime/device.h"
 #include "row_scorer.h"
+#include "scoring/row_scoring.h"
 
 namespace stage8 {
 
-class RecordingRunner : public GpuRunner {
+class RecordingRunner : public GpuRunner, public RowScoring {
  public:
   // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,

@@ -1,4 +1,4 @@
-// Scores the rows that a batch asks for (common/model/scored_rows.h) behind its pass on a GPU.
+// Scores rows of a step (common/model/scored_rows.h) behind its pass on a GPU.
 #pragma once
 
 #include <array>
@@ -20,7 +20,8 @@ class RowScorer {
   // max_rows: of a step. The model must outlive the scorer.
   RowScorer(common::CudaLlama& model, int vocab_size, int max_rows);
 
-  // Takes a step's rows, and copies them to the device. The last step that used these buffers must be over.
+  // Takes a step's rows, which may be none, and copies them to the device. The last step that used these buffers must
+  // be over.
   void upload(std::size_t which, std::span<const common::ScoredRow> rows, const common::Stream& stream);
   // Enqueues the scores of the pass that is enqueued last: piece by piece, because the logits of all rows may not fit.
   void score(std::size_t which, const common::Stream& stream);

@@ -80,14 +80,14 @@ common::PoolSnapshot::Sequence describe_sequence(const KvCacheManager& manager, 
   return {manager.block_table(sequence), manager.length(sequence), sequence};
 }
 
-GenerationRequest generation_request(const Engine& engine, const common::ServedRequest& request) {
+GenerationRequest generation_request(const common::ServedRequest& request, bool scores_prompts) {
   if (request.length_penalty.has_value()) {
     return {request.request, 1, BeamOptions{request.num_samples, *request.length_penalty}};
   }
-  if (request.num_samples > 1) {
+  if (request.num_samples > 1 || !scores_prompts) {
     return {request.request, request.num_samples};
   }
-  return {in_fewest_steps(engine, request.request)};
+  return {in_fewest_steps(request.request)};
 }
 
 // Sets a flag during its own lifetime.
@@ -110,8 +110,8 @@ struct EngineParts {
 
 class OwningAdapter : private EngineParts, public EngineAdapter {
  public:
-  explicit OwningAdapter(EngineParts parts)
-      : EngineParts(std::move(parts)), EngineAdapter(*EngineParts::engine, *EngineParts::clock) {}
+  OwningAdapter(EngineParts parts, bool scores_prompts)
+      : EngineParts(std::move(parts)), EngineAdapter(*EngineParts::engine, *EngineParts::clock, scores_prompts) {}
 };
 
 // On a CPU, cache and host memory are one allocation: if it fails, the error names the larger one.
@@ -129,7 +129,8 @@ std::unique_ptr<Runner> make_served_runner(const common::Llama& model, const Eng
 
 }  // namespace
 
-EngineAdapter::EngineAdapter(Engine& engine, common::Clock& clock) : engine_(engine), clock_(clock) {
+EngineAdapter::EngineAdapter(Engine& engine, common::Clock& clock, bool scores_prompts)
+    : engine_(engine), clock_(clock), scores_prompts_(scores_prompts) {
   engine.on_step([this](const common::StepReport& report) { last_step_ = report; });
 }
 
@@ -217,7 +218,7 @@ int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
   const bool has_texts = request.counted == common::Counted::kTexts;
-  return add_client(engine_.submit(generation_request(engine_, request), on_token, arrival),
+  return add_client(engine_.submit(generation_request(request, scores_prompts_), on_token, arrival),
                     {std::move(sink), static_cast<int>(request.request.prompt.size()), has_texts});
 }
 
@@ -343,6 +344,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   set_preemption_costs(scheduler, model.num_parameters(), runner->cache(),
                        operations_per_byte(runner->is_asynchronous(), options.gpu.types.precision));
   runner->warm_up(scheduler.token_budget, scheduler.max_sequences);
+  const bool scores = !make_scheduler && scores_prompts(*runner);
   EngineParts parts;
   if (demand.virtual_clock) {
     parts.clock = std::make_unique<common::VirtualClock>();
@@ -354,7 +356,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   } else {
     parts.engine = make_engine(model, options, std::move(runner), num_drafts, *parts.clock);
   }
-  auto adapter = std::make_unique<OwningAdapter>(std::move(parts));
+  auto adapter = std::make_unique<OwningAdapter>(std::move(parts), scores);
   adapter->watch_passes(demand.on_pass);
   return adapter;
 }

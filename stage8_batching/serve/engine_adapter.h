@@ -33,10 +33,11 @@ void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_paramete
 // A batch's arrays, one per line; a '|' stands between sequences.
 std::string format_batch(const RaggedBatch& batch);
 
-// The caller's engine and clock, which must outlive the adapter.
+// The caller's engine and clock, which must outlive the adapter. scores_prompts: make_engine()'s engine, of a runner of
+// which scores_prompts() says so.
 class EngineAdapter : public common::ServedEngine {
  public:
-  EngineAdapter(Engine& engine, common::Clock& clock);
+  EngineAdapter(Engine& engine, common::Clock& clock, bool scores_prompts = false);
   EngineAdapter(const EngineAdapter&) = delete;
   EngineAdapter& operator=(const EngineAdapter&) = delete;
 
@@ -74,6 +75,7 @@ class EngineAdapter : public common::ServedEngine {
 
   Engine& engine_;
   common::Clock& clock_;
+  bool scores_prompts_;
   std::unordered_map<int, Client> clients_;  // by id, for requests that have not ended
   common::StepReport last_step_;
   std::int64_t prompt_tokens_ = 0;         // of requests that have been admitted and looked up in the prefix cache

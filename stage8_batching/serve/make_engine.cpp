@@ -4,6 +4,7 @@
 
 #ifdef COURSE_PRODUCTION
 #include "../production/scoring/prompt_scores.h"
+#include "../production/scoring/row_scoring.h"
 #include "../production/speculation/speculating_engine.h"
 #else
 #include "common/base/check.h"
@@ -25,10 +26,9 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   return make_speculating_engine(model, options, std::move(runner), num_drafts, clock);
 }
 
-common::Request in_fewest_steps(const Engine& engine, const common::Request& request) {
-  const auto* const speculating = dynamic_cast<const SpeculatingEngine*>(&engine);
-  return speculating != nullptr && speculating->scores_prompts() ? with_scored_prompt(request) : request;
-}
+bool scores_prompts(const Runner& runner) { return dynamic_cast<const RowScoring*>(&runner) != nullptr; }
+
+common::Request in_fewest_steps(common::Request request) { return with_scored_prompt(std::move(request)); }
 
 #else
 
@@ -42,7 +42,9 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   return std::make_unique<Engine>(model, options, std::move(runner), clock);
 }
 
-common::Request in_fewest_steps(const Engine& /*engine*/, const common::Request& request) { return request; }
+bool scores_prompts(const Runner& /*runner*/) { return false; }
+
+common::Request in_fewest_steps(common::Request request) { return request; }
 
 #endif
 

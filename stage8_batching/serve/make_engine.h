@@ -24,8 +24,12 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
                                     std::unique_ptr<Runner> runner, int num_drafts,
                                     Clock& clock = common::real_clock());
 
-// The request as this engine serves it in the fewest steps: a text of which only the log-probabilities are wanted is
-// computed as a prompt, if the engine can score one.
-common::Request in_fewest_steps(const Engine& engine, const common::Request& request);
+// Whether make_engine() makes an engine of this runner that scores prompts: log-probabilities from the steps that
+// compute them.
+bool scores_prompts(const Runner& runner);
+
+// The request as such an engine serves it in the fewest steps: a text of which only the log-probabilities are wanted is
+// computed as a prompt.
+common::Request in_fewest_steps(common::Request request);
 
 }  // namespace

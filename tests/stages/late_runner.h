@@ -28,6 +28,8 @@ class LateRunner : public stage::Runner {
   void fail(RunnerCall call, int index, bool is_done) { fault_ = {call, index, is_done}; }
   void fail_no_more() { fault_.reset(); }
   bool has_failed() const { return has_failed_; }
+  // Called before a step is computed, with its id.
+  void on_compute(std::function<void(std::uint64_t step)> callback) { on_compute_ = std::move(callback); }
   // Around what the runner does by itself.
   void around(std::function<std::shared_ptr<void>()> guard) { guard_ = std::move(guard); }
 
@@ -105,7 +107,10 @@ class LateRunner : public stage::Runner {
     }
     work.batch->pending_tokens.clear();  // of a step that has been dropped: these requests have failed
     stage::RaggedBatch batch = *work.batch;
-    batch.sampling_rows.assign(batch.logits_rows.size(), {{}, 0, {}, 0, false});
+    batch.sampling_rows.assign(batch.logits_rows.size(), {.draws_token = false});
+    if (on_compute_) {
+      on_compute_(work.step);
+    }
     stage::StepResult& result = results_[work.step] = inner_->wait(inner_->enqueue(batch));
     for (std::size_t row = 0; row < result.logits.size(); ++row) {
       if (work.batch->draws_token(row)) {
@@ -132,6 +137,7 @@ class LateRunner : public stage::Runner {
   std::optional<Fault> fault_;
   std::map<RunnerCall, int> calls_;
   bool has_failed_ = false;
+  std::function<void(std::uint64_t)> on_compute_;
   std::function<std::shared_ptr<void>()> guard_;
 };
 

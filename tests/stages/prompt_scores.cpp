@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +20,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/scoring/prompt_scores.h)
+#include STAGE_HEADER(production/scoring/row_scoring.h)
 #include STAGE_HEADER(production/speculation/speculating_engine.h)
 // clang-format on
 
@@ -82,16 +85,39 @@ std::string difference(const std::vector<TokenLogprobs>& actual, const std::vect
   return "";
 }
 
+// A late runner around the engine's own, which counts the rows that it scores.
+class LateScoringRunner : public LateRunner, public stage::RowScoring {
+ public:
+  explicit LateScoringRunner(const stage::EngineOptions& options)
+      : LateScoringRunner(stage::make_runner(small_model(), options)) {}
+
+  stage::StepId enqueue(const stage::RaggedBatch& batch) override {
+    std::vector<common::ScoredRow> rows = take_rows();
+    const stage::StepId step = LateRunner::enqueue(batch);
+    num_scored += rows.size();
+    rows_[step.value] = std::move(rows);
+    return step;
+  }
+
+  std::size_t num_scored = 0;
+
+ private:
+  explicit LateScoringRunner(std::unique_ptr<stage::Runner> inner)
+      : LateScoringRunner(dynamic_cast<stage::RowScoring&>(*inner), std::move(inner)) {}
+  LateScoringRunner(stage::RowScoring& scoring, std::unique_ptr<stage::Runner>&& inner) : LateRunner(std::move(inner)) {
+    on_compute([this, &scoring](std::uint64_t step) { scoring.score_next(std::move(rows_[step])); });
+  }
+
+  std::map<std::uint64_t, std::vector<common::ScoredRow>> rows_;  // by step
+};
+
 struct Scoring {
   // runner: in place of the engine's own.
   explicit Scoring(const stage::EngineOptions& options, std::unique_ptr<stage::Runner> runner = nullptr, int drafts = 0)
       : engine(stage::make_speculating_engine(small_model(), options,
                                               runner ? std::move(runner) : stage::make_runner(small_model(), options),
                                               drafts, clock, stage::TokenCost{.per_token = 0.01, .max_tokens = 64})) {
-    engine->on_pass([this](const stage::RaggedBatch& batch) {
-      ++num_passes;
-      num_scored += batch.scored_rows.size();
-    });
+    engine->on_pass([this](const stage::RaggedBatch&) { ++num_passes; });
   }
   int submit(const common::Request& request) { return engine->submit({stage::with_scored_prompt(request)}); }
   void run() {
@@ -103,7 +129,6 @@ struct Scoring {
   stage::VirtualClock clock;
   std::unique_ptr<stage::SpeculatingEngine> engine;
   int num_passes = 0;
-  std::size_t num_scored = 0;
 };
 
 }  // namespace
@@ -112,13 +137,16 @@ TEST_CASE("scores come from a prompt's chunks, whatever their size, and are thos
   for (const int token_budget : {1, 3, 16, 64}) {
     for (const int num_tokens : {2, 3, 4, 5, 16, 17, 33}) {
       const common::Request request = forced_request(num_tokens, 1, 3);
-      Scoring scoring(options_of(token_budget, 16, false));
+      const stage::EngineOptions options = options_of(token_budget, 16, false);
+      auto owned = std::make_unique<LateScoringRunner>(options);
+      const LateScoringRunner& runner = *owned;
+      Scoring scoring(options, std::move(owned));
       const int id = scoring.submit(request);
       scoring.run();
       CAPTURE(token_budget, num_tokens);
       CHECK(difference(scoring.scores(id), expected_scores(request)) == kNoDifference);
       CHECK(scoring.num_passes == (num_tokens - 1 + token_budget - 1) / token_budget);
-      CHECK(scoring.num_scored == static_cast<std::size_t>(num_tokens) - 2);  // the last one is drawn
+      CHECK(runner.num_scored == static_cast<std::size_t>(num_tokens) - 2);  // the last one is drawn
       CHECK(scoring.engine->manager().usage().reserved == 0);
     }
   }
@@ -158,7 +186,7 @@ TEST_CASE("scores of several requests in a cache that is too small: preempted, w
         stage::EngineOptions options = options_of(token_budget, 10, run_ahead);
         options.scheduler.preemption = preemption;
         options.num_host_slots = 16 * kBlockSize;
-        auto runner = std::make_unique<LateRunner>(stage::make_runner(small_model(), options));
+        auto runner = std::make_unique<LateScoringRunner>(options);
         runner->fail(tests::RunnerCall::kEnqueue, 4, false);  // its step is computed again, a request at a time
         Scoring scoring(options, std::move(runner));
         std::vector<int> ids;
@@ -186,7 +214,7 @@ TEST_CASE("scores of several requests in a cache that is too small: preempted, w
 
 TEST_CASE("a request that is stopped and forgotten while a step with its scores is in flight") {
   stage::EngineOptions options = options_of(8, 16, true);
-  Scoring scoring(options, std::make_unique<LateRunner>(stage::make_runner(small_model(), options)));
+  Scoring scoring(options, std::make_unique<LateScoringRunner>(options));
   const common::Request request = forced_request(30, 1, 2);
   const int stopped = scoring.submit(request);
   const int other = scoring.submit(request);

@@ -10,14 +10,21 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// What all threads of the block have, joined: in every thread.
+// What all threads of the warp have, joined: in every thread.
 template <typename T, typename Join>
-__device__ __forceinline__ T of_block(T value, const Join& join) {
-  __shared__ T of_warps[kThreads / 32];
+__device__ __forceinline__ T of_warp(T value, const Join& join) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     value = join(value, __shfl_xor_sync(0xFFFFFFFFU, value, distance));
   }
+  return value;
+}
+
+// Likewise of the block.
+template <typename T, typename Join>
+__device__ __forceinline__ T of_block(T value, const Join& join) {
+  __shared__ T of_warps[kThreads / 32];
+  value = of_warp(value, join);
   __syncthreads();  // until all threads have read what the last call left here
   if (threadIdx.x % 32 == 0) {
     of_warps[threadIdx.x / 32] = value;
@@ -30,8 +37,9 @@ __device__ __forceinline__ T of_block(T value, const Join& join) {
   return value;
 }
 
-// A block for each row, which reads the row once for the largest logit, once for the sum, and once for each of the best
-// tokens but the first.
+// A block for each row, which reads the row once for the largest logit and once for the sum. A thread knows the best
+// token of those that it reads, which are every kThreads-th. When that one is taken, the thread's warp looks for its
+// next best: the row is not read once more for each of them.
 __global__ void __launch_bounds__(kThreads)
     score_kernel(const float* logits, int vocab_size, const int* tokens, const int* num_best, RowScore* scores) {
   const auto row = static_cast<int>(blockIdx.x);
@@ -41,12 +49,13 @@ __global__ void __launch_bounds__(kThreads)
   const auto larger = [](unsigned long long left, unsigned long long right) { return max(left, right); };
   const auto sum = [](auto left, auto right) { return left + right; };
 
-  unsigned long long best = 0;
+  unsigned long long own_best = 0;
+#pragma unroll 8
   for (int i = thread; i < vocab_size; i += kThreads) {
     const float logit = __ldcg(row_logits + i);
-    best = max(best, isnan(logit) ? ~0ULL : ranked(logit, static_cast<unsigned>(i)));
+    own_best = max(own_best, isnan(logit) ? ~0ULL : ranked(logit, static_cast<unsigned>(i)));
   }
-  best = of_block(best, larger);
+  unsigned long long best = of_block(own_best, larger);
   const float largest = best == ~0ULL ? INFINITY : value_of_rank(best);
   if (isinf(largest)) {
     if (thread == 0) {
@@ -58,6 +67,7 @@ __global__ void __launch_bounds__(kThreads)
   const float own = __ldcg(row_logits + tokens[row]);
   float exponentials = 0.0F;
   int num_larger = 0;
+#pragma unroll 8
   for (int i = thread; i < vocab_size; i += kThreads) {
     const float logit = __ldcg(row_logits + i);
     exponentials += expf(logit - largest);
@@ -71,19 +81,22 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   for (int place = 0; place < num_best[row]; ++place) {
-    if (place > 0) {
-      const unsigned long long before = best;
-      best = 0;
-      for (int i = thread; i < vocab_size; i += kThreads) {
-        const unsigned long long rank = ranked(__ldcg(row_logits + i), static_cast<unsigned>(i));
-        best = rank < before ? max(best, rank) : best;
-      }
-      best = of_block(best, larger);
-    }
+    const auto token = static_cast<int>(~static_cast<unsigned>(best));
     if (thread == 0) {
-      score.best_tokens[place] = static_cast<int>(~static_cast<unsigned>(best));
+      score.best_tokens[place] = token;
       score.best_logprobs[place] = value_of_rank(best) - largest - log_sum;
     }
+    const int owner = token % kThreads;
+    if (thread / 32 == owner / 32) {
+      unsigned long long next = 0;
+      for (int i = owner + thread % 32 * kThreads; i < vocab_size; i += 32 * kThreads) {
+        const unsigned long long rank = ranked(__ldcg(row_logits + i), static_cast<unsigned>(i));
+        next = rank < best ? max(next, rank) : next;
+      }
+      next = of_warp(next, larger);
+      own_best = thread == owner ? next : own_best;
+    }
+    best = of_block(own_best, larger);
   }
 }
 

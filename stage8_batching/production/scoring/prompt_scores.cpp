@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "common/math/sampling.h"
-#include "common/model/scored_rows.h"
 
 namespace stage8 {
 
@@ -29,8 +28,9 @@ void check_scores(const SequenceGroup& group) {
   }
 }
 
-void add_scored_rows(Step& step) {
-  RaggedBatch& batch = step.batch();
+std::vector<common::ScoredRow> scored_rows(const Step& step) {
+  std::vector<common::ScoredRow> rows;
+  const RaggedBatch& batch = step.batch();
   for (const ScheduledGroup& scheduled : step.groups()) {
     const common::Request& request = scheduled.group->request();
     if (request.num_scored == 0) {
@@ -51,10 +51,11 @@ void add_scored_rows(Step& step) {
       const auto next = static_cast<std::size_t>(batch.positions[static_cast<std::size_t>(row)]) + 1;
       if (next >= first_scored && next < request.prompt.size()) {
         common::TokenLogprobs& result = completions.front().logprobs[next - first_scored];
-        batch.scored_rows.push_back({row, request.prompt[next], request.num_logprobs, {scheduled.group, &result}});
+        rows.push_back({row, request.prompt[next], request.num_logprobs, {scheduled.group, &result}});
       }
     }
   }
+  return rows;
 }
 
 }  // namespace

@@ -7,9 +7,12 @@
 // preempted and computed again stores the same scores again, each in its place.
 #pragma once
 
+#include <vector>
+
 #include "../../decoding.h"
 #include "../../step.h"
 #include "common/model/generation.h"
+#include "common/model/scored_rows.h"
 
 namespace stage8 {
 
@@ -20,7 +23,7 @@ common::Request with_scored_prompt(common::Request request);
 // Throws InputError if a score of the group could not be computed: a logit was no number, or infinite.
 void check_scores(const SequenceGroup& group);
 
-// Adds the rows that the step's groups want scored to its batch.
-void add_scored_rows(Step& step);
+// The rows of the step's batch that its groups want scored.
+std::vector<common::ScoredRow> scored_rows(const Step& step);
 
 }  // namespace

@@ -32,18 +32,22 @@ TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Ru
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
                                      std::unique_ptr<Runner> runner, Clock& clock, const MakeScheduler& make_scheduler)
     : Engine(model, options, std::move(runner), clock, make_scheduler),
-      speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)) {}
+      speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)),
+      scoring_(dynamic_cast<RowScoring*>(runner_.get())) {}
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
   Step step(manager_, std::move(groups));
-  add_scored_rows(step);
-  const RaggedBatch& batch = with_drafts(step.batch());
+  std::vector<common::ScoredRow> scored = scored_rows(step);
+  const RaggedBatch& batch = with_drafts(step.batch(), scored);
+  if (scoring_ != nullptr) {
+    scoring_->score_next(std::move(scored));
+  }
   step.enqueued(forward(batch), batch.logits_rows.size(), !speculating_.is_awaited() && may_run_ahead(step));
   return step;
 }
 
-const RaggedBatch& SpeculatingEngine::with_drafts(const RaggedBatch& own) {
+const RaggedBatch& SpeculatingEngine::with_drafts(const RaggedBatch& own, std::span<common::ScoredRow> scored_rows) {
   first_rows_.clear();
   if (!speculating_.has_drafts()) {
     return own;
@@ -68,8 +72,7 @@ const RaggedBatch& SpeculatingEngine::with_drafts(const RaggedBatch& own) {
   for (const int row : own.logits_rows) {
     batch_.logits_rows.push_back(places[static_cast<std::size_t>(row)]);
   }
-  batch_.scored_rows = own.scored_rows;
-  for (common::ScoredRow& scored : batch_.scored_rows) {
+  for (common::ScoredRow& scored : scored_rows) {
     scored.row = places[static_cast<std::size_t>(scored.row)];
   }
   for (const PendingToken& pending : own.pending_tokens) {

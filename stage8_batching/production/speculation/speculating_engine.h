@@ -8,9 +8,10 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
+#include <span>
 
 #include "../../engine.h"
+#include "../scoring/row_scoring.h"
 #include "speculating_scheduler.h"
 
 namespace stage8 {
@@ -20,9 +21,6 @@ class SpeculatingEngine : public Engine {
   // Model and clock must outlive the engine. make_scheduler makes a SpeculatingScheduler.
   SpeculatingEngine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner,
                     Clock& clock, const MakeScheduler& make_scheduler);
-
-  // Whether its runner computes the scored rows of a batch.
-  bool scores_prompts() const { return options_.gpu.tensor_parallel == 1; }
 
  protected:
   // Enqueues the step's batch, with the rows that are scored (../scoring/prompt_scores.h) and with drafts in it. The
@@ -36,8 +34,8 @@ class SpeculatingEngine : public Engine {
  private:
   // What the runner computes for the step: its batch, with each sequence's drafts behind its own token. Their rows of
   // logits come after all others, so that the step's own rows keep their numbers, although sequences with drafts come
-  // after those with one token.
-  const RaggedBatch& with_drafts(const RaggedBatch& own);
+  // after those with one token. scored_rows: of this batch, and then of the result.
+  const RaggedBatch& with_drafts(const RaggedBatch& own, std::span<common::ScoredRow> scored_rows);
   // Adds the rows of logits behind the sequence's drafts to batch_, and how the tokens after them are drawn. row: the
   // row of logits behind its own token, which is batch_.tokens[index].
   void add_rows(SequenceId sequence, std::size_t row, int index);
@@ -47,6 +45,7 @@ class SpeculatingEngine : public Engine {
   GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
   SpeculatingScheduler& speculating_;  // the engine's scheduler
+  RowScoring* scoring_;                // the engine's runner; null if it scores no rows
   // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.
   RaggedBatch batch_;
   std::map<SequenceId, int> first_rows_;  // where the rows behind a sequence's drafts begin
