@@ -275,9 +275,7 @@ void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   const auto length = static_cast<int>(
       std::min<std::int64_t>({max_tokens, impl_->max_tokens, num_slots, impl_->model.config().context_length}));
   const int max_size = std::min(max_sequences, impl_->max_sequences);
-  // A step with more tokens takes so long that the query of the matrix library hardly counts.
-  constexpr int kMaxPrepared = 1024;
-  impl_->model.prepare(std::min(length, kMaxPrepared), std::min(max_size, kMaxPrepared));
+  impl_->model.prepare(length, max_size, impl_->stream.get());
   // A chunk, over a table whose entries are all block 0; its K and V are not stored.
   const int num_blocks = (length + shape.block_size - 1) / shape.block_size;
   RaggedBatch chunk;

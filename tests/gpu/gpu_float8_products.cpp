@@ -304,7 +304,8 @@ TEST_CASE("GPU: a model with float8 activations that was prepared asks the libra
   CudaLlama model(
       config, 1,
       {.precision = Precision::kBFloat16, .weights = WeightType::kFloat8, .activations = ActivationType::kFloat8}, 200);
-  model.prepare(200, 150);
+  const common::Stream stream;
+  model.prepare(200, 150, stream.get());
   const std::size_t prepared = model.num_prepared();
   for (const int num_tokens : {1, 64, 65, 128, 129, 200}) {
     Random random(1);

@@ -390,21 +390,23 @@ int CudaLlama::max_tokens() const { return impl_->max_tokens; }
 void CudaLlama::stop_sums() noexcept { impl_->sums.stop(); }
 void CudaLlama::reset_sums() { impl_->sums.reset(); }
 
-void CudaLlama::prepare(int num_tokens, int num_rows) {
+void CudaLlama::prepare(int num_tokens, int num_rows, cudaStream_t stream) {
   Impl& impl = *impl_;
   COMMON_CHECK(num_tokens <= impl.max_tokens && num_rows <= impl.max_tokens, "steps have at most max_tokens tokens");
   const Impl::Layer& any_layer = impl.weights.layers.front();
   const auto prepare_product = [&](const MatrixProduct& product, const Impl::LayerMatrix& matrix) {
-    impl.products.prepare(impl.has_float8_activations() ? impl.of_float8(product, matrix) : product);
+    impl.products.prepare(impl.has_float8_activations() ? impl.of_float8(product, matrix) : product, stream);
   };
-  for (int tokens = impl.max_fused() + 1; tokens <= num_tokens; ++tokens) {
+  for (int tokens = impl.max_fused(); tokens < num_tokens;) {
+    tokens = std::min(MatrixProducts::next_size(tokens), num_tokens);
     prepare_product(impl.qkv_product(any_layer, tokens), any_layer.qkv);
     prepare_product(impl.output_product(any_layer, tokens), any_layer.output);
     prepare_product(impl.gate_up_product(any_layer, tokens), any_layer.gate_up);
     prepare_product(impl.down_product(any_layer, tokens), any_layer.down);
   }
-  for (int rows = max_fused_logits(impl.product_model) + 1; rows <= num_rows; ++rows) {
-    impl.products.prepare(impl.logits_product(rows, nullptr));
+  for (int rows = max_fused_logits(impl.product_model); rows < num_rows;) {
+    rows = std::min(MatrixProducts::next_size(rows), num_rows);
+    impl.products.prepare(impl.logits_product(rows, nullptr), stream);
   }
 }
 

@@ -96,9 +96,9 @@ class CudaLlama {
   void argmax(const float* logits, int num_rows, int* next_tokens, cudaStream_t stream);
 
   // Has the matrix library choose its algorithms for each number of tokens up to num_tokens, and for each number of
-  // rows of logits up to num_rows; otherwise the first step of each number does that, while a request waits. Enqueues
-  // nothing.
-  void prepare(int num_tokens, int num_rows);
+  // rows of logits up to num_rows, and load those for tokens; otherwise the first step of a number does that, while a
+  // request waits. Enqueues products whose results mean nothing.
+  void prepare(int num_tokens, int num_rows, cudaStream_t stream);
   std::size_t num_prepared() const;  // shapes of products that have an algorithm
 
   // After a peer has failed: stop_sums ends sums that wait for it; reset_sums is called before the next step, on all

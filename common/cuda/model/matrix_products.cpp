@@ -3,8 +3,11 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -29,6 +32,12 @@ void check_status(cublasStatus_t status, const char* call, int line) {
 
 // NVIDIA's recommendation for Hopper; older GPUs need less.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+
+constexpr int kEachSize = 1024;
+constexpr int kSizeStep = 128;
+int shared_size(int num_tokens) {
+  return num_tokens <= kEachSize ? num_tokens : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
+}
 
 // The library's matrices are column-major, so ours are their transposes: it computes
 // output^T [num_rows, num_tokens] = weights [num_rows, num_cols] * x^T, with `weights` given transposed.
@@ -83,6 +92,14 @@ class Description {
     return result.algo;
   }
 
+  // Whether an algorithm that was chosen for another number of tokens is one for this.
+  bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm) const {
+    cublasLtMatmulHeuristicResult_t result{};
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle, operation_, weights_, x_, output_, output_, &algorithm, &result);
+    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kWorkspaceBytes;
+  }
+
   cublasStatus_t run(cublasLtHandle_t handle, const MatrixProduct& product, const cublasLtMatmulAlgo_t& algorithm,
                      const DeviceMemory& workspace, cudaStream_t stream) const {
     if (product.x_scales != nullptr) {
@@ -127,7 +144,7 @@ class Description {
 }  // namespace
 
 struct MatrixProducts::Impl {
-  // Kept, because choosing an algorithm takes longer than many products. It is valid only for an equal description.
+  // Kept, because choosing an algorithm takes longer than many products.
   struct Plan {
     Description description;
     cublasLtMatmulAlgo_t algorithm{};
@@ -140,6 +157,7 @@ struct MatrixProducts::Impl {
   cublasLtHandle_t handle = nullptr;
   DeviceMemory workspace{kWorkspaceBytes};
   std::map<Key, Plan> plans;
+  std::set<std::array<std::uint64_t, std::size(cublasLtMatmulAlgo_t{}.data)>> loaded;  // algorithms
 
   explicit Impl(Precision model_precision) : precision(model_precision) { CUBLAS_CHECK(cublasLtCreate(&handle)); }
   ~Impl() { (void)cublasLtDestroy(handle); }
@@ -155,7 +173,14 @@ struct MatrixProducts::Impl {
     }
     Plan& plan = plans.try_emplace(key, product, precision).first->second;
     try {
-      plan.algorithm = plan.description.algorithm(handle);
+      MatrixProduct same_algorithm = product;
+      same_algorithm.num_tokens = shared_size(product.num_tokens);
+      if (same_algorithm.num_tokens != product.num_tokens) {
+        plan.algorithm = this->plan(same_algorithm).algorithm;
+      }
+      if (same_algorithm.num_tokens == product.num_tokens || !plan.description.takes(handle, plan.algorithm)) {
+        plan.algorithm = plan.description.algorithm(handle);
+      }
     } catch (...) {
       plans.erase(key);
       throw;
@@ -186,7 +211,16 @@ MatrixProducts::~MatrixProducts() = default;
 MatrixProducts::MatrixProducts(MatrixProducts&&) noexcept = default;
 MatrixProducts& MatrixProducts::operator=(MatrixProducts&&) noexcept = default;
 
-void MatrixProducts::prepare(const MatrixProduct& product) { impl_->plan(product); }
+void MatrixProducts::prepare(const MatrixProduct& product, cudaStream_t stream) {
+  const cublasLtMatmulAlgo_t& algorithm = impl_->plan(product).algorithm;
+  if (product.output != nullptr && impl_->loaded.insert(std::to_array(algorithm.data)).second) {
+    multiply(product, stream);
+  }
+}
+
+int MatrixProducts::next_size(int num_tokens) {
+  return num_tokens < kEachSize ? num_tokens + 1 : shared_size(num_tokens + 1);
+}
 
 std::size_t MatrixProducts::num_prepared() const { return impl_->plans.size(); }
 

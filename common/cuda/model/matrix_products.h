@@ -41,9 +41,13 @@ class MatrixProducts {
   // time may use this object. Throws CudaError.
   void multiply(const MatrixProduct& product, cudaStream_t stream);
 
-  // The library has to choose an algorithm once for each shape of a product: in its first multiply, which takes longer
-  // for it, or beforehand in this. Only the shape of `product` is looked at.
-  void prepare(const MatrixProduct& product);
+  // The library has to choose an algorithm once for each shape of a product, and to load each algorithm's kernel, which
+  // takes 4 ms: in its first multiply, or beforehand in this. Enqueues the product if its algorithm has not been
+  // prepared yet, unless `output` is null.
+  void prepare(const MatrixProduct& product, cudaStream_t stream);
+  // Numbers of tokens above 1,024 share the algorithm of the next multiple of 128, so that few have to be prepared.
+  // Returns the next number after this one that has an algorithm of its own.
+  static int next_size(int num_tokens);
   std::size_t num_prepared() const;  // shapes that have an algorithm
 
  private:
