@@ -14,7 +14,7 @@ short.
 | --- | --- | --- |
 | decode | 1, 32, 128 of 128 prompt tokens: the reply's tokens 129 to 640, as the difference of 640 and 128 | 1b, 8b |
 | sampling | 64 of 100 + 100 and of 512 + 512 tokens: greedy, temperature 0.8, with top-k 40 and top-p 0.95 | 1b |
-| long | 64 of 2,000 + 256, sampled as above; of the 8b, decode's 128 | 1b, 8b |
+| long | 64 of 2,000 + 256, sampled as above; of the 8b, 64 of 1,500 + 200, and decode's 128 | 1b, 8b |
 | offline | 256, prompts and replies uniform in 100 to 1,024 tokens: greedy, temperature 0.6 | qwen |
 | hits | one at a time: to the first token of 8,000 cached tokens and 100 new ones; the median of 20 | 1b, 8b |
 | http | lengths of chats from 1, 16, 64, 256 clients (serve_load.py), also with vLLM's front end in Rust | 1b |
@@ -183,7 +183,7 @@ def cells_of(model, groups):
     if "decode" in groups and model.short in ("1b", "8b"):
         cells += [decode_cell(model, count) for count in (1, 32, 128)]
     if "long" in groups and model.short == "8b":
-        cells.append(decode_cell(model, 128))
+        cells += [Cell("long", "8b_64x1500_greedy", (lockstep(64, 1500, 200, "greedy"),)), decode_cell(model, 128)]
     for group, lengths in (("sampling", ((100, 100), (512, 512))), ("long", ((2000, 256),))):
         if group in groups and model.short == "1b":
             cells += [Cell(group, f"1b_64x{prompt}_{sampling}", (lockstep(64, prompt, output, sampling),))

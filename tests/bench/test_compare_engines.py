@@ -253,7 +253,7 @@ class CompareEngines(unittest.TestCase):
         everything = [cell.row for model in MODELS.values()
                       for cell in compare_engines.cells_of(model, compare_engines.GROUPS)]
         self.assertEqual(len(everything), len(set(everything)))
-        self.assertEqual(len(everything), 3 + 6 + 3 + 3 + 2)
+        self.assertEqual(len(everything), 3 + 6 + 3 + 4 + 2)
         offline = compare_engines.cells_of(MODELS["qwen3-0.6b"], ["offline"])[0].batches[0]
         self.assertEqual(len(offline.prompts), 256)
         self.assertTrue(all(100 <= length <= 1024 for length in offline.prompts + offline.outputs))
