@@ -42,8 +42,8 @@ class MatrixProducts {
   void multiply(const MatrixProduct& product, cudaStream_t stream);
 
   // The library has to choose an algorithm once for each shape of a product, and to load each algorithm's kernel, which
-  // takes 4 ms: in its first multiply, or beforehand in this. Enqueues the product if its algorithm has not been
-  // prepared yet, unless `output` is null.
+  // takes milliseconds: in its first multiply, or beforehand in this. Enqueues the product if its algorithm has not
+  // been prepared yet, unless `output` is null.
   void prepare(const MatrixProduct& product, cudaStream_t stream);
   // Numbers of tokens above 1,024 share the algorithm of the next multiple of 128, so that few have to be prepared.
   // Returns the next number after this one that has an algorithm of its own.
