@@ -1019,12 +1019,12 @@ TEST_CASE("a pool that can't be made again leaves a server that says so, and is 
     const common::ApiReply failed = fixture.post("/pool/restart", {{"slots", 2 * kLargePool}});
     CHECK(failed.status == 400);
     CHECK(json::parse(failed.body)["error"]["message"] ==
-          "this pool can't be made: not enough memory; nor can the one before be made again: not enough memory");
+          "this pool can't be made: out of memory; nor can the one before be made again: out of memory");
   }
   for (const common::ApiReply& reply :
        {fixture.get("/health"), fixture.post("/v1/completions", completion_body(kPrompts[0], 2))}) {
     CHECK(reply.status == 503);
-    CHECK(reply.body.find("not enough memory") != std::string::npos);
+    CHECK(reply.body.find("out of memory") != std::string::npos);
   }
   for (const char* const path : {"/pool/pause", "/pool/step", "/pool/run"}) {
     CHECK(fixture.post(path, json::object()).status == 200);
