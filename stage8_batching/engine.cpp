@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/message.h"
 #include "common/base/text.h"
 #include "make_runner.h"
 
@@ -239,7 +240,7 @@ std::optional<std::string> Engine::try_compute(std::vector<ScheduledGroup> group
   try {
     step = prepare(std::move(groups));
   } catch (const std::exception& thrown) {
-    error = thrown.what();
+    error = common::message_of(thrown);
   }
   // While a GPU computes this step, the previous one is collected: its tokens are inputs of this one.
   const std::vector<common::Token> drawn = collect();
@@ -275,7 +276,7 @@ std::vector<common::Token> Engine::collect() {
     }
   } catch (const std::exception& error) {
     for (const ScheduledGroup& scheduled : step.groups()) {
-      end(*scheduled.group, common::FinishReason::kFailed, error.what());
+      end(*scheduled.group, common::FinishReason::kFailed, common::message_of(error));
     }
     return {};
   }
@@ -290,7 +291,7 @@ std::vector<common::Token> Engine::collect() {
           end(group, group.output().completions.front().finish_reason);
         }
       } catch (const std::exception& error) {
-        end(group, common::FinishReason::kFailed, error.what());
+        end(group, common::FinishReason::kFailed, common::message_of(error));
       }
     }
     row += scheduled.num_rows();

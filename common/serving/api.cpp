@@ -782,7 +782,7 @@ ApiReply Api::reply_to(ApiRequest& request, const std::function<bool()>& is_gone
   } catch (const InputError& error) {
     return error_reply(400, error.what());
   } catch (const std::bad_alloc&) {
-    return error_reply(503, "not enough memory");
+    return error_reply(503, "out of memory");
   } catch (const std::exception& error) {
     return error_reply(500, error.what());
   }

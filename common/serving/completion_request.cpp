@@ -500,7 +500,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
       refuse("stream_options", "needs \"stream\": true");
     }
     result.include_usage = usage.get<bool>();
-    result.has_running_usage = result.include_usage && running.get<bool>();
+    result.has_running_usage = running.get<bool>();
   }
   read_logprobs(fields, result);
   bool is_echoed = false;

@@ -9,6 +9,7 @@
 
 #include "common/base/check.h"
 #include "common/base/machine.h"
+#include "common/base/message.h"
 #include "common/base/text.h"
 
 namespace common {
@@ -31,11 +32,7 @@ struct Ticket::State {
 
 namespace {
 
-std::string message_of(const std::exception& error) {
-  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "not enough memory" : error.what();
-}
-
-std::string message_of(const std::exception_ptr& thrown) {
+std::string message_of_thrown(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const std::exception& error) {
@@ -433,7 +430,7 @@ void EngineThread::loop() {
   while (goes_on) {
     try {
       if (failure != nullptr) {
-        fail(message_of(failure));
+        fail(message_of_thrown(failure));
         is_recovering_ = is_recovering_ || is_bad_alloc(failure);
         failure = nullptr;
       }

@@ -125,9 +125,9 @@ constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 // The reply when there is no memory to make one.
 constexpr std::string_view kNoMemory =
     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
-    "Content-Length: 88\r\n\r\n"
-    R"({"error":{"message":"not enough memory","type":"server_error","param":null,"code":null}})";
-static_assert(kNoMemory.size() - (kNoMemory.find("\r\n\r\n") + 4) == 88);
+    "Content-Length: 84\r\n\r\n"
+    R"({"error":{"message":"out of memory","type":"server_error","param":null,"code":null}})";
+static_assert(kNoMemory.size() - (kNoMemory.find("\r\n\r\n") + 4) == 84);
 
 // Bytes of a connection that are not in the account: a head, or a small body.
 constexpr std::size_t kUncounted = 1 << 15;

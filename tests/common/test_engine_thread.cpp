@@ -244,7 +244,7 @@ TEST_CASE("engine thread: wherever memory runs out in it, every request is answe
       fixture.engine.restart(kSizes);  // after everything that the thread still had to do
       for (std::size_t i = 0; i < ticket->size(); ++i) {
         const std::string& error = ticket->result(i).error;
-        CHECK((error == "not enough memory" || (error.empty() && tokens[i] == kAllTokens)));
+        CHECK((error == "out of memory" || (error.empty() && tokens[i] == kAllTokens)));
       }
       CHECK(ticket->is_submitted(std::chrono::milliseconds(0)));
       CHECK(fixture.engine.drained());

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -815,6 +816,40 @@ TEST_CASE("the pool's state shows blocks, owners and texts, step by step") {
   CHECK(state["cached"][0][1].size() == 4);
 }
 
+TEST_CASE("a block is told once when it is cached, and once when it is cached no more") {
+  ApiFixture fixture({.num_slots = 32});
+  PoolReader watched(fixture);
+  REQUIRE(watched.next()["whole"] == true);
+  json body = completion_body("", 12);
+  body["ignore_eos"] = true;
+  for (const std::string& prompt : kPrompts) {  // each takes blocks that an earlier one has left in the cache
+    body["prompt"] = prompt;
+    REQUIRE(fixture.post("/v1/completions", body).status == 200);
+  }
+  std::map<int, json> cached;  // the texts of each block
+  std::size_t num_removed = 0;
+  json record;
+  do {
+    record = watched.next();
+    for (const json& block : record.value("uncached", json::array())) {
+      CHECK(cached.erase(block.get<int>()) == 1);
+      ++num_removed;
+    }
+    for (const json& entry : record.value("cached", json::array())) {
+      CHECK(cached[entry[0].get<int>()] != entry[1]);
+      cached[entry[0].get<int>()] = entry[1];
+    }
+  } while (record["num_running"] > 0 || record["counters"]["generated"] < 12 * kPrompts.size());
+  CHECK(num_removed > 0);
+  // A client that connects later is told the same blocks.
+  std::map<int, json> whole;
+  record = pool_state(fixture);
+  for (const json& entry : record["cached"]) {
+    whole[entry[0].get<int>()] = entry[1];
+  }
+  CHECK(cached == whole);
+}
+
 #ifdef COURSE_PRODUCTION
 TEST_CASE("drafts are in the record of their step with what became of them, and are no prompt") {
   ApiFixture fixture({.num_slots = 128, .paused = true});
@@ -984,12 +1019,12 @@ TEST_CASE("a pool that can't be made again leaves a server that says so, and is 
     const common::ApiReply failed = fixture.post("/pool/restart", {{"slots", 2 * kLargePool}});
     CHECK(failed.status == 400);
     CHECK(json::parse(failed.body)["error"]["message"] ==
-          "this pool can't be made: not enough memory; nor can the one before be made again: not enough memory");
+          "this pool can't be made: out of memory; nor can the one before be made again: out of memory");
   }
   for (const common::ApiReply& reply :
        {fixture.get("/health"), fixture.post("/v1/completions", completion_body(kPrompts[0], 2))}) {
     CHECK(reply.status == 503);
-    CHECK(reply.body.find("not enough memory") != std::string::npos);
+    CHECK(reply.body.find("out of memory") != std::string::npos);
   }
   for (const char* const path : {"/pool/pause", "/pool/step", "/pool/run"}) {
     CHECK(fixture.post(path, json::object()).status == 200);
@@ -1434,6 +1469,19 @@ TEST_CASE("clients steer the pool only where --pool-controls lets them") {
   CHECK(streamed_text(read_all(*reply.stream)) == text_alone(kPrompts[0], 8, {}));
   CHECK(steered.post("/pool/restart", {{"slots", 128}}).status == 200);
   CHECK(steered.engine.sizes().num_slots == 128);
+}
+
+TEST_CASE("a pause forgets the steps that were asked for and not computed") {
+  ApiFixture fixture({.paused = true});
+  fixture.post("/pool/step", json::object());  // there is nothing to compute
+  fixture.post("/pool/pause", json::object());
+  json body = completion_body(kPrompts[0], 4);
+  body["stream"] = true;
+  const common::ApiReply reply = fixture.post("/v1/completions", body);
+  CHECK(pool_state(fixture)["num_waiting"] == 1);
+  CHECK(fixture.engine.state().tally.steps.steps == 0);
+  fixture.engine.step();
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.state().tally.steps.steps == 1; }));
 }
 
 TEST_CASE("the scheme of a key and the type of a body ignore their case") {

@@ -964,6 +964,8 @@ TEST_CASE("fields inside fields are refused by name and place, and /tokenize kno
   CHECK(refused(body).first == "stream_options");
   body["stream_options"]["continuous_usage_stats"] = true;
   CHECK(fixture.post("/v1/chat/completions", body).status == 200);
+  body["stream_options"]["include_usage"] = false;  // then no event has any, as in vLLM
+  CHECK(read_all(*fixture.post("/v1/chat/completions", body).stream).find("usage") == std::string::npos);
   body["stream"] = false;
   CHECK(refused(body) ==
         std::pair<std::string, std::string>("stream_options", "'stream_options' needs \"stream\": true"));

@@ -1,5 +1,6 @@
 // What a request may make the server hold: it is asked for before it is made, within a limit for one request and one
 // for all, and nothing of it stays.
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "common/base/json.h"
+#include "common/serving/completion_request.h"
 #include "common/serving/memory_account.h"
 #include "tests/stages/heap_peak.h"
 #include "tests/stages/http_fixtures.h"
@@ -141,6 +143,19 @@ TEST_CASE("a small body does not take much memory: it is refused, or fits") {
   }
 }
 
+TEST_CASE("a reply is counted until it has gone, streamed or not") {
+  ApiFixture fixture;
+  for (const char* const stream : {"false", "true"}) {
+    {
+      const common::ApiReply reply = post(fixture, "/v1/completions",
+                                          R"({"prompt": "x", "max_tokens": 4, "stream": )" + std::string(stream) + "}");
+      REQUIRE(reply.status == 200);
+      CHECK(fixture.api.memory().used() > 0);
+    }
+    CHECK(fixture.api.memory().used() == 0);
+  }
+}
+
 TEST_CASE("log-probabilities of replies have a limit, which an open length fits") {
   ApiFixture fixture;
   const common::ApiReply refused =
@@ -148,6 +163,13 @@ TEST_CASE("log-probabilities of replies have a limit, which an open length fits"
   CHECK(refused.status == 400);
   CHECK(json::parse(refused.body)["error"]["param"] == "logprobs");
   CHECK(post(fixture, "/v1/completions", R"({"prompt": "x", "max_tokens": 4, "logprobs": 20})").status == 200);
+  // So many texts that not one token of each has room.
+  const common::CompletionLimits limits{256, 20'000, 20'000, 1 << 20, 4, 0};
+  std::atomic<std::uint64_t> next_seed = 0;
+  const json chat = {
+      {"messages", {{{"role", "user"}, {"content", "x"}}}}, {"n", 20'000}, {"logprobs", true}, {"top_logprobs", 20}};
+  CHECK_THROWS_WITH(common::parse_completion(chat.dump(), true, tests::default_model(), {}, limits, next_seed),
+                    "'logprobs' asks for more than 262144 probabilities of the replies' tokens");
 }
 
 TEST_CASE("a request that submits nothing counts its prompts for the queue") {

@@ -1,21 +1,25 @@
 // The log-probabilities of a prompt from the steps that compute it: they are those of a reply that is forced to be the
 // prompt, a token a step, however the prompt is cut into chunks and whatever happens to it meanwhile.
 #include "tests/support/catch.h"
+#include "tests/support/failing_allocations.h"
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/base/parallel.h"
 #include "common/base/text.h"
 #include "common/model/scored_rows.h"
 #include "tests/stages/late_runner.h"
 #include "tests/stages/serving_fixtures.h"
+#include "tests/support/sanitizers.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
@@ -23,6 +27,17 @@
 #include STAGE_HEADER(production/scoring/row_scoring.h)
 #include STAGE_HEADER(production/speculation/speculating_engine.h)
 // clang-format on
+
+namespace {
+
+bool counts_allocations = false;
+int allocations_until_failure = -1;  // -1: none fails
+
+}  // namespace
+
+bool tests::allocation_fails() {
+  return counts_allocations && allocations_until_failure >= 0 && allocations_until_failure-- == 0;
+}
 
 using common::TokenLogprobs;
 using tests::LateRunner;
@@ -208,6 +223,57 @@ TEST_CASE("scores of several requests in a cache that is too small: preempted, w
         CHECK(scoring.engine->manager().usage().reserved == 0);
       }
     }
+    CHECK(num_preemptions > 0);
+  }
+}
+
+TEST_CASE("memory that runs out once in the steps of scored prompts: a request fails, or has all its scores") {
+  if (tests::kSanitized) {
+    return;  // allocations are the sanitizer's
+  }
+  common::set_num_threads(1);
+  const std::vector<common::Request> requests = {forced_request(14, 1, 1), forced_request(15, 2, 3)};
+  const std::vector<std::vector<TokenLogprobs>> expected = {expected_scores(requests[0]), expected_scores(requests[1])};
+  common::Request text = make_request(5, 9, 5);
+  text.num_speculative_tokens = 2;
+  for (const bool run_ahead : {false, true}) {
+    int num_failed = 0;
+    int num_preemptions = 0;
+    bool has_run_out = true;
+    for (int k = 0; has_run_out; ++k) {
+      CAPTURE(run_ahead, k);
+      Scoring scoring(options_of(6, 6, run_ahead));
+      scoring.engine->submit({text});
+      const int first = scoring.submit(requests[0]);
+      scoring.submit(requests[1]);
+      allocations_until_failure = k;
+      while (!scoring.engine->is_idle()) {
+        counts_allocations = true;
+        try {
+          scoring.engine->step();
+        } catch (const std::bad_alloc&) {
+        }
+        counts_allocations = false;
+      }
+      has_run_out = allocations_until_failure < 0;
+      allocations_until_failure = -1;
+      for (std::size_t i = 0; i < 2; ++i) {
+        const stage::RequestOutput& output = scoring.engine->output(first + static_cast<int>(i));
+        num_preemptions += output.preemptions;
+        if (output.finish_reason == common::FinishReason::kFailed) {
+          num_failed += 1;
+          CHECK(output.error == "out of memory");
+        } else {
+          REQUIRE(output.finish_reason == common::FinishReason::kLength);
+          CHECK(difference(output.completions.front().logprobs, expected[i]) == kNoDifference);
+        }
+      }
+      CHECK(scoring.engine->manager().usage().reserved == 0);
+      const int again = scoring.submit(requests[0]);
+      scoring.run();
+      CHECK(difference(scoring.scores(again), expected[0]) == kNoDifference);
+    }
+    CHECK(num_failed > 0);
     CHECK(num_preemptions > 0);
   }
 }
