@@ -190,9 +190,7 @@ struct TileConverter {
         }
         common::fence_copy_engine();  // the tensor cores read what these stores wrote
         __syncwarp();
-        if (lane == 0) {
-          common::arrive(common::shared_address(&full));
-        }
+        arrive_as_warp(full, lane);
       }
       own = kPieces;
       stored_parity ^= 1;

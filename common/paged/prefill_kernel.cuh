@@ -140,6 +140,31 @@ struct QueryRows {
   }
 };
 
+// ---- arrivals ----------------------------------------------------------------------------------------------------
+
+// How often a warp arrives at a barrier for what all of its lanes have done. After __syncwarp(), or a wait of the whole
+// warp, lane 0's arrival is enough. But racecheck (CUDA 13.0) takes it for lane 0's alone, and reports what the other
+// lanes have accessed: 30 hazards, and none if all lanes arrive. So it gets kernels that are compiled like that.
+#ifdef COURSE_RACECHECK
+constexpr int kArrivalsOfWarp = 32;
+#else
+constexpr int kArrivalsOfWarp = 1;
+#endif
+
+__device__ __forceinline__ void arrive_as_warp(std::uint64_t& barrier, int lane) {
+  if (kArrivalsOfWarp == 32 || lane == 0) {
+    common::arrive(common::shared_address(&barrier));
+  }
+}
+
+__device__ __forceinline__ void arrive_as_warp_expecting(std::uint64_t& barrier, int lane, int bytes) {
+  if (lane == 0) {
+    common::arrive_expecting(common::shared_address(&barrier), bytes);
+  } else if (kArrivalsOfWarp == 32) {
+    common::arrive(common::shared_address(&barrier));
+  }
+}
+
 // ---- producers ---------------------------------------------------------------------------------------------------
 
 // How a thread of the first warpgroup loads K and V into the rings: with its warp, it copies them.
@@ -165,10 +190,8 @@ struct TileCopier {
     const int piece = first_piece + lane % kPieces;
     const int panel = lane / kPieces;
     common::wait_barrier(common::shared_address(&empty), parity ^ 1);
-    if (lane == 0) {
-      const int own = max(0, min(kPieces, count - first_piece));
-      common::arrive_expecting(common::shared_address(&full), own * Shape::kPanels * kPieceBytes);
-    }
+    const int own = max(0, min(kPieces, count - first_piece));
+    arrive_as_warp_expecting(full, lane, own * Shape::kPanels * kPieceBytes);
     __syncwarp();
     if (piece < count && panel < Shape::kPanels) {
       common::copy_bulk(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
@@ -412,11 +435,7 @@ struct PrefillRows {
     common::commit_products();
   }
 
-  __device__ __forceinline__ void release(std::uint64_t& empty) const {
-    if (own_lane() == 0) {
-      common::arrive(common::shared_address(&empty));
-    }
-  }
+  __device__ __forceinline__ void release(std::uint64_t& empty) const { arrive_as_warp(empty, own_lane()); }
   __device__ __forceinline__ void release_keys() {
     release(shared.keys_empty[keys.place]);
     keys.advance();
@@ -819,18 +838,19 @@ struct PrefillRows {
 template <int kHeadDim>
 __device__ __forceinline__ void init_barriers(PrefillShared<kHeadDim>& shared) {
   using Shape = PrefillShape<kHeadDim>;
-  constexpr int kWarps = 4 * Shape::kConsumers;
+  constexpr int kCopying = common::kWarpgroupThreads / 32 * kArrivalsOfWarp;
+  constexpr int kConsuming = kCopying * Shape::kConsumers;
   for (int i = 0; i < Shape::kSlots; ++i) {
     common::init_barrier(common::shared_address(&shared.queries_full[i]), common::kWarpgroupThreads + 1);
-    common::init_barrier(common::shared_address(&shared.queries_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.queries_empty[i]), kConsuming);
   }
   for (int i = 0; i < Shape::kStages; ++i) {
-    common::init_barrier(common::shared_address(&shared.keys_full[i]), common::kWarpgroupThreads / 32);
-    common::init_barrier(common::shared_address(&shared.keys_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.keys_full[i]), kCopying);
+    common::init_barrier(common::shared_address(&shared.keys_empty[i]), kConsuming);
   }
   for (int i = 0; i < Shape::kStages; ++i) {
-    common::init_barrier(common::shared_address(&shared.values_full[i]), common::kWarpgroupThreads / 32);
-    common::init_barrier(common::shared_address(&shared.values_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.values_full[i]), kCopying);
+    common::init_barrier(common::shared_address(&shared.values_empty[i]), kConsuming);
   }
 }
 

@@ -8,6 +8,9 @@
 # output is kept in build/sanitize/. Fails on errors, not on warnings: what racecheck warns of in decode attention's
 # ring is explained in common/paged/tile_ring.cuh.
 #
+# racecheck wants all lanes of a warp to arrive at a barrier where one is enough (common/paged/prefill_kernel.cuh), so for it, build
+# with `cmake --preset cuda -DCMAKE_CUDA_FLAGS=-DCOURSE_RACECHECK`.
+#
 # initcheck (CUDA 13.0) does not see what the matrix library writes on Hopper: it reports reads of such a
 # product as uninitialized, in a program without any code of this repository too. So of gpu_llama, it gets the cases
 # whose products are computed here.
