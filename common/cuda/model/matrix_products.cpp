@@ -34,7 +34,7 @@ void check_status(cublasStatus_t status, const char* call, int line) {
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
 constexpr int kEachSize = 1024;
-constexpr int kSizeStep = 128;
+constexpr int kSizeStep = 64;
 int shared_size(int num_tokens) {
   return num_tokens <= kEachSize ? num_tokens : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
 }

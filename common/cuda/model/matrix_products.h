@@ -45,7 +45,7 @@ class MatrixProducts {
   // takes milliseconds: in its first multiply, or beforehand in this. Enqueues the product if its algorithm has not
   // been prepared yet, unless `output` is null.
   void prepare(const MatrixProduct& product, cudaStream_t stream);
-  // Numbers of tokens above 1,024 share the algorithm of the next multiple of 128, so that few have to be prepared.
+  // Numbers of tokens above 1,024 share the algorithm of the next multiple of 64, so that few have to be prepared.
   // Returns the next number after this one that has an algorithm of its own.
   static int next_size(int num_tokens);
   std::size_t num_prepared() const;  // shapes that have an algorithm
