@@ -51,7 +51,7 @@ std::vector<common::ArrivingRequest> make_requests(const common::Session& sessio
   std::vector<common::ArrivingRequest> requests;
   const common::TokenSource source(session, model.config().vocab_size);
   for (const common::Arrival& arrival : arrivals) {
-    common::ServedRequest added;
+    common::GenerationRequest added;
     added.request.prompt = source.take(static_cast<int>(requests.size()), arrival.prompt_tokens);
     added.request.max_new_tokens = policy.knows_lengths ? arrival.output_tokens : max_length - arrival.prompt_tokens;
     requests.push_back({arrival.time, std::move(added), arrival.output_tokens});
