@@ -232,7 +232,6 @@ void EngineAdapter::cancel(int id, common::FinishReason reason) {
 }
 
 bool EngineAdapter::step() {
-  const std::int64_t copied = engine_.blocks_copied();
   copies_.clear();
   {
     const ScopedFlag guard(is_in_step_);
@@ -240,7 +239,6 @@ bool EngineAdapter::step() {
       return false;
     }
   }
-  last_step_.blocks_copied = engine_.blocks_copied() - copied;
   last_step_.copies = copies_;
   add_drawn();
   count_step();
