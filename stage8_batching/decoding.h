@@ -13,6 +13,7 @@
 
 #include "batch.h"
 #include "common/model/generation.h"
+#include "common/serving/generation_request.h"
 #include "kv_cache_manager.h"
 
 namespace stage8 {
@@ -62,19 +63,10 @@ enum class RequestState {
   kFinished,  // for any reason: it holds no blocks, and gets no more tokens
 };
 
-// The results of a request so far. Times are in seconds of the engine's clock.
-struct RequestOutput {
+// The results of a request so far, and what its engine notes beside them.
+struct RequestOutput : common::RequestResult {
   RequestState state = RequestState::kWaiting;
-  std::optional<common::FinishReason> finish_reason;  // set when it finishes
-  std::string error;                                  // why it was rejected or has failed
-  // One for each sample, from its first token on; for a beam search its hypotheses, best first, once it is complete.
-  std::vector<common::Completion> completions;
   std::vector<Hypothesis> hypotheses;  // a beam search's finished texts, best first
-  double arrival = 0.0;
-  double admission = -1.0;          // when it was first admitted; negative: never
-  int cached_tokens = 0;            // how much of the prompt the cache had then
-  std::vector<double> token_times;  // when the first sample's tokens arrived
-  double end = 0.0;
   int preemptions = 0;
 
   bool finished() const { return state == RequestState::kFinished; }

@@ -85,8 +85,9 @@ int Engine::submit(const GenerationRequest& request, TokenSink sink, std::option
   }
   const int id = num_requests();
   std::shared_ptr<SequenceGroup> group;
-  if (request.beam.has_value()) {
-    group = std::make_shared<BeamSearch>(manager_, sequence_ids_, id, request.request, *request.beam);
+  if (request.length_penalty.has_value()) {
+    group = std::make_shared<BeamSearch>(manager_, sequence_ids_, id, request.request,
+                                         BeamOptions{request.num_samples, *request.length_penalty});
   } else {
     group = std::make_shared<ParallelSampling>(manager_, sequence_ids_, id, request.request, request.num_samples,
                                                std::move(sink));
@@ -171,11 +172,10 @@ std::string Engine::rejection(const GenerationRequest& generation) const {
   if (request.num_logprobs < 0) {
     return "logprobs must be at least 0";
   }
-  if (generation.beam.has_value() &&
-      !(std::isfinite(generation.beam->length_penalty) && generation.beam->length_penalty >= 0.0)) {
+  if (const double penalty = generation.length_penalty.value_or(0.0); !(std::isfinite(penalty) && penalty >= 0.0)) {
     return "the length penalty is below 0 or not a number";
   }
-  const int num_sequences = generation.beam ? generation.beam->width : generation.num_samples;
+  const int num_sequences = generation.num_samples;
   if (num_sequences < 1 || num_sequences > scheduler_->max_group_size()) {
     return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences,
                           scheduler_->max_group_size());

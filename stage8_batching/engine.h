@@ -26,6 +26,7 @@
 #include "common/base/clock.h"
 #include "common/model/generation.h"
 #include "common/model/llama.h"
+#include "common/serving/generation_request.h"
 #include "decoding.h"
 #include "engine_options.h"
 #include "kv_cache_manager.h"
@@ -37,15 +38,9 @@
 namespace stage8 {
 
 using common::Clock;
+using common::GenerationRequest;
 using common::RealClock;
 using common::VirtualClock;
-
-// A request for one text, for several texts drawn from one prompt, or for the most probable ones.
-struct GenerationRequest {
-  common::Request request;
-  int num_samples = 1;
-  std::optional<BeamOptions> beam = std::nullopt;
-};
 
 // The slots that a request needs when it runs alone and its sequences share only the prompt's full blocks. The last
 // token of a text is never stored.

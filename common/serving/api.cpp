@@ -221,7 +221,7 @@ class Completions : public ReplyBody {
   std::optional<ReplyFigures> figures() const override {
     ReplyFigures figures;
     std::set<std::string> ends;
-    for (const ServedRequest& prompt : wanted_.requests) {
+    for (const GenerationRequest& prompt : wanted_.requests) {
       figures.prompt_tokens += prompt.request.prompt.size();
     }
     if (wanted_.is_prompt_only) {
@@ -968,7 +968,7 @@ ApiReply Api::complete(ApiRequest& request, bool is_chat, const std::function<bo
   if (wanted.is_prompt_only) {
     check_prompts(wanted, limits.max_context);
   }
-  std::vector<ServedRequest> submitted = wanted.is_prompt_only ? std::vector<ServedRequest>() : wanted.requests;
+  std::vector<GenerationRequest> submitted = wanted.is_prompt_only ? std::vector<GenerationRequest>() : wanted.requests;
   submitted.insert(submitted.end(), wanted.scores.begin(), wanted.scores.end());
   EngineThread::Refusal refusal = EngineThread::Refusal::kNone;
   std::unique_ptr<Ticket> ticket = engine_.submit(std::move(submitted), refusal);

@@ -42,7 +42,7 @@ std::vector<Arrival> offline_arrivals(std::uint64_t seed);
 
 struct ArrivingRequest {
   double time = 0.0;
-  ServedRequest request;
+  GenerationRequest request;
   // The text ends after this number of tokens, as if the model had drawn a stop token; 0: it ends by itself.
   int output_tokens = 0;
   // The reason to reject the request on arrival; empty: the engine decides.

@@ -318,8 +318,8 @@ ChatOptions chat_options(const ServedModel& model, const Fields& fields, const R
 }
 
 // A request whose reply is forced to be the prompt behind its first token, and has the tokens' log-probabilities.
-ServedRequest scoring_request(const std::vector<Token>& prompt, int num_logprobs, std::uint64_t cache_salt,
-                              Counted counted) {
+GenerationRequest scoring_request(const std::vector<Token>& prompt, int num_logprobs, std::uint64_t cache_salt,
+                                  Counted counted) {
   Request request;
   request.prompt = {prompt.front()};
   request.forced.assign(prompt.begin() + 1, prompt.end());
@@ -555,7 +555,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
     request.sampling.seed =
         seed->is_number_unsigned() ? seed->get<std::uint64_t>() : static_cast<std::uint64_t>(seed->get<std::int64_t>());
   }
-  ServedRequest wanted{request, result.num_texts};
+  GenerationRequest wanted{request, result.num_texts};
   const double length_penalty = fields.number("length_penalty", 0.0, 10.0, 1.0);
   if (fields.boolean("use_beam_search", false)) {
     refuse_with_beams(fields, request);
@@ -600,7 +600,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
       result.scores.push_back(scoring_request(prompt, num_logprobs, request.cache_salt,
                                               result.is_prompt_only ? Counted::kPrompt : Counted::kNothing));
     }
-    ServedRequest added = wanted;
+    GenerationRequest added = wanted;
     if (seed == nullptr) {
       added.request.sampling.seed = next_seed++;
     }
@@ -638,7 +638,7 @@ double bytes_to_read(const std::string& body) {
   const auto num_prompts = static_cast<double>(std::min(num_values, kMaxPrompts));
   const auto num_listed = static_cast<double>(std::min(num_values, kMaxBiases + kMaxStopTokens));
   return kPerValue * static_cast<double>(num_values) + kPerByte * static_cast<double>(text_bytes) +
-         num_prompts * (sizeof(ServedRequest) + num_listed * sizeof(TokenBias));
+         num_prompts * (sizeof(GenerationRequest) + num_listed * sizeof(TokenBias));
 }
 
 double bytes_held(const CompletionRequest& wanted, int max_context) {
@@ -661,7 +661,7 @@ double bytes_held(const CompletionRequest& wanted, int max_context) {
             ? 0.0
             : prompt_tokens * (std::max(wanted.num_prompt_logprobs.value_or(0), wanted.num_top_logprobs) + 1);
     const double copies = wanted.scores.empty() ? kCopies : 2 * kCopies;
-    bytes += copies * (sizeof(ServedRequest) + prompt_tokens * sizeof(Token) + listed) + kPerProbability * scores;
+    bytes += copies * (sizeof(GenerationRequest) + prompt_tokens * sizeof(Token) + listed) + kPerProbability * scores;
     bytes +=
         wanted.num_texts * (kPerChoice + kPerToken * tokens + kPerProbability * probabilities + kPerEchoed * echoed);
   }

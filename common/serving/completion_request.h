@@ -37,10 +37,10 @@ class ApiError : public std::runtime_error {
 void check_model(const std::string& wanted, const std::string& served);
 
 struct CompletionRequest {
-  std::vector<ServedRequest> requests;  // one for each prompt
+  std::vector<GenerationRequest> requests;  // one for each prompt
   // For the log-probabilities of the prompts' own tokens: a request for each prompt, whose reply is forced to be the
   // prompt behind its first token. Empty: they are not wanted.
-  std::vector<ServedRequest> scores;
+  std::vector<GenerationRequest> scores;
   std::vector<std::string> echoes;  // "echo": the prompts' texts, which the replies' follow; empty: not wanted
   int num_texts = 1;                // for each prompt
   bool is_chat = false;

@@ -257,7 +257,7 @@ EngineThread::~EngineThread() {
   thread_.join();
 }
 
-std::unique_ptr<Ticket> EngineThread::submit(std::vector<ServedRequest> requests, Refusal& refusal) {
+std::unique_ptr<Ticket> EngineThread::submit(std::vector<GenerationRequest> requests, Refusal& refusal) {
   auto state = std::make_shared<Ticket::State>();
   const auto count = static_cast<int>(requests.size());
   state->entries.resize(requests.size());
@@ -502,8 +502,8 @@ void EngineThread::empty_inbox() {
   show();
 }
 
-void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
-                              double handed_over) {
+void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
+                              const std::vector<GenerationRequest>& requests, double handed_over) {
   arriving_ = {state};
   if (!engine_) {  // the requests came before the failure was known
     refuse_arriving(failure());
@@ -512,7 +512,7 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const
   const double arrival = engine_->clock().now() - (now_seconds() - handed_over);
   std::vector<int> ids;
   ids.reserve(requests.size());
-  for (const ServedRequest& request : requests) {
+  for (const GenerationRequest& request : requests) {
     const auto prompt_tokens = static_cast<int>(request.request.prompt.size() + request.request.forced.size());
     // First: a rejected request ends in submit().
     clients_[next_id_] = {state, arriving_.index, request.counted, prompt_tokens};

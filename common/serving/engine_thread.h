@@ -101,7 +101,7 @@ class EngineThread {
 
   enum class Refusal { kNone, kQueueFull, kDraining, kFailed };
   // Submits all of the requests or none. Null: they are refused, with the reason in `refusal`.
-  std::unique_ptr<Ticket> submit(std::vector<ServedRequest> requests, Refusal& refusal);
+  std::unique_ptr<Ticket> submit(std::vector<GenerationRequest> requests, Refusal& refusal);
 
   void pause();
   void run();
@@ -160,7 +160,7 @@ class EngineThread {
   void restart_engine();
   void restart_engine(const std::optional<PoolSizes>& sizes);
   void empty_inbox();
-  void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
+  void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<GenerationRequest>& requests,
                   double handed_over);
   void cancel_abandoned();
   void end_all(const std::string& error);

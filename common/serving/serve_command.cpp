@@ -58,7 +58,7 @@ std::vector<ArrivingRequest> make_requests(const Session& session, const LlamaCo
   const std::uint64_t seed = session.requests.front().sampling.seed;
   const auto add = [&](double time, Request request, const std::string& rejection) {
     request.sampling.seed = seed + requests.size();  // otherwise equal prompts would get equal texts
-    ServedRequest added{std::move(request), options.num_samples};
+    GenerationRequest added{std::move(request), options.num_samples};
     if (options.num_beams > 0) {
       added.num_samples = options.num_beams;
       added.length_penalty = 1.0;
@@ -162,7 +162,7 @@ void print_texts(const Session& session, const std::vector<RequestResult>& resul
 FinishReason reason_of(const Completion& completion, const RequestResult& result, int max_new_tokens) {
   const bool is_whole = completion.finish_reason == FinishReason::kStop ||
                         std::ssize(completion.tokens) == std::ptrdiff_t{max_new_tokens};
-  return is_whole ? completion.finish_reason : result.finish_reason;
+  return is_whole ? completion.finish_reason : result.finish_reason.value();
 }
 
 // Every request's texts and times, and why they ended.
@@ -179,7 +179,7 @@ nlohmann::ordered_json results_json(const Session& session, const std::vector<Ar
       entry["first_token_seconds"] = result.token_times.front();
     }
     entry["end_seconds"] = result.end;
-    entry["finish_reason"] = to_string(result.finish_reason);
+    entry["finish_reason"] = to_string(result.finish_reason.value());
     if (!result.error.empty()) {
       entry["error"] = result.error;
     }

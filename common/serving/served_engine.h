@@ -17,37 +17,11 @@
 #include "common/model/generation.h"
 #include "common/model/gguf.h"
 #include "common/model/llama.h"
+#include "common/serving/generation_request.h"
 #include "common/serving/pool_snapshot.h"
 #include "common/serving/step_report.h"
 
 namespace common {
-
-// What the counters count of a request: its prompt and its texts. For a prompt's log-probabilities, a request's reply
-// is forced to be the prompt. It counts as the prompt alone, or as nothing beside the request that has the texts.
-enum class Counted { kTexts, kPrompt, kNothing };
-
-// A request for one text, for several texts drawn from one prompt, or for the likeliest ones.
-struct ServedRequest {
-  Request request;
-  int num_samples = 1;
-  // If given, the texts are the hypotheses of a beam search of this width, compared by log-probability / length ^
-  // length_penalty.
-  std::optional<double> length_penalty = std::nullopt;
-  Counted counted = Counted::kTexts;
-};
-
-// The result of a request that has ended. Times are in seconds of the engine's clock.
-struct RequestResult {
-  std::vector<Completion> completions;  // one for each sample; of a beam search, best first
-  FinishReason finish_reason = FinishReason::kRejected;
-  std::string error;
-  int prompt_tokens = 0;
-  int cached_tokens = 0;  // of the prompt, found in the prefix cache
-  double arrival = 0.0;
-  double admission = -1.0;          // when it was first admitted; negative: never
-  std::vector<double> token_times;  // when the first sample's tokens arrived
-  double end = 0.0;
-};
 
 // Receives a request's tokens and its end. May call submit() and cancel().
 class RequestSink {
@@ -102,7 +76,7 @@ class ServedEngine {
 
   // Puts the request at the end of the queue and returns its id. A request that can never be served has ended when this
   // returns.
-  virtual int submit(const ServedRequest& request, double arrival, std::unique_ptr<RequestSink> sink) = 0;
+  virtual int submit(const GenerationRequest& request, double arrival, std::unique_ptr<RequestSink> sink) = 0;
   // Records a request that the caller rejects, with the reason, and returns its id.
   virtual int reject(const std::string& reason, double arrival, std::unique_ptr<RequestSink> sink) = 0;
   // Ends a request in any state, and keeps its text so far: at once or, while a step is computed, with that step. Does
@@ -122,8 +96,8 @@ class ServedEngine {
 
 // What an engine has to serve.
 struct EngineDemand {
-  std::vector<ServedRequest> requests = {};  // every request that will arrive; empty: any that the model can serve
-  std::optional<PoolSizes> sizes = {};       // in place of the options' sizes
+  std::vector<GenerationRequest> requests = {};  // every request that will arrive; empty: any that the model can serve
+  std::optional<PoolSizes> sizes = {};           // in place of the options' sizes
   bool virtual_clock = false;
   // Called with the arrays of each forward pass, as text.
   std::function<void(const std::string& batch)> on_pass = nullptr;

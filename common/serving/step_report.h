@@ -50,8 +50,7 @@ struct StepReport {
   std::vector<int> ended;        // in this step, or since the previous step
   int num_running = 0;
   int num_waiting = 0;
-  bool is_memory_short = false;  // requests wait because blocks are missing
-  std::int64_t blocks_copied = 0;
+  bool is_memory_short = false;        // requests wait because blocks are missing
   std::vector<BlockMove> copies;       // these copies, in order
   std::vector<SequenceDrafts> drafts;  // of the sequences that have some
   SlotUsage usage;                     // right after the forward pass, when the cache is fullest

@@ -58,7 +58,7 @@ void Tally::add(const StepReport& report) {
 }
 
 void Tally::add(const RequestResult& result) {
-  ended_.at(static_cast<std::size_t>(result.finish_reason)) += 1;
+  ended_.at(static_cast<std::size_t>(result.finish_reason.value())) += 1;
   if (result.finish_reason == FinishReason::kRejected) {
     return;
   }

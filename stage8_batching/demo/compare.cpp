@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <iostream>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "../serve/engine_adapter.h"
@@ -31,13 +30,11 @@ struct ServingPolicy {
   bool static_batches;
   bool reserve_ahead;
   bool knows_lengths;  // whether the reply's length is known on arrival; on a real server it never is
-  int max_sequences;   // 0: the options' number
 };
-constexpr std::array<ServingPolicy, 5> kPolicies = {{{"one at a time", false, false, false, 1},
-                                                     {"reserved: the longest", true, true, false, 0},
-                                                     {"reserved: as needed", true, true, true, 0},
-                                                     {"blocks, static", true, false, false, 0},
-                                                     {"blocks, continuous", false, false, false, 0}}};
+constexpr std::array<ServingPolicy, 4> kPolicies = {{{"reserved: the longest", true, true, false},
+                                                     {"reserved: as needed", true, true, true},
+                                                     {"blocks, static", true, false, false},
+                                                     {"blocks, continuous", false, false, false}}};
 
 struct Run {
   common::Tally tally{common::Keep::kValues};
@@ -51,7 +48,7 @@ std::vector<common::ArrivingRequest> make_requests(const common::Session& sessio
   std::vector<common::ArrivingRequest> requests;
   const common::TokenSource source(session, model.config().vocab_size);
   for (const common::Arrival& arrival : arrivals) {
-    common::ServedRequest added;
+    common::GenerationRequest added;
     added.request.prompt = source.take(static_cast<int>(requests.size()), arrival.prompt_tokens);
     added.request.max_new_tokens = policy.knows_lengths ? arrival.output_tokens : max_length - arrival.prompt_tokens;
     requests.push_back({arrival.time, std::move(added), arrival.output_tokens});
@@ -61,9 +58,6 @@ std::vector<common::ArrivingRequest> make_requests(const common::Session& sessio
 
 Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
                const std::vector<common::ArrivingRequest>& requests, std::int64_t num_tokens) {
-  EngineOptions engine_options = options.engine;
-  SchedulerOptions& scheduler = engine_options.scheduler;
-  scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& chosen,
                                   bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
     if (policy.static_batches) {
@@ -72,7 +66,7 @@ Run run_policy(const common::Llama& model, const CompareOptions& options, const 
     return std::make_unique<Scheduler>(manager, chosen, use_prefix_cache);
   };
   const std::unique_ptr<common::ServedEngine> engine =
-      make_served_engine(model, engine_options, {.virtual_clock = options.virtual_clock}, 0, make_scheduler);
+      make_served_engine(model, options.engine, {.virtual_clock = options.virtual_clock}, 0, make_scheduler);
   Run run;
   run.slots.name = run.running.name = policy.name;
   // In tokens: the requests of a static batch end late and all at once.
@@ -122,7 +116,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   common::Chart slots{"slots that hold a token, % of the cache", "seconds", "", 100.0, {}};
   common::Chart running{"requests at once", "seconds", "requests", 0.0, {}};
   double first = 0.0;
-  for (const ServingPolicy& policy : std::span(kPolicies).subspan(options.alone ? 0 : 1)) {
+  for (const ServingPolicy& policy : kPolicies) {
     const Run run =
         run_policy(model, options, policy, make_requests(session, model, arrivals, max_length, policy), output_tokens);
     const double speed = run.tally.output_tokens_per_second();
@@ -160,7 +154,6 @@ common::Command& add_compare_command(common::Program& program, CompareOptions& o
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench",
                  common::find_preset);
   command.exclude("--synthetic", "--model");
-  command.flag("--alone", options.alone, "begin with one request at a time, as stage 7 computes");
   command.flag("--virtual-clock", options.virtual_clock,
                "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");
   command.file("--plot", options.plot_path, "draw both curves into an SVG file");

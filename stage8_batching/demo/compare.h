@@ -16,7 +16,6 @@ struct CompareOptions {
   double rate = 0.0;   // requests a second; 0: all at once
   std::uint64_t seed = 0;
   std::string synthetic;
-  bool alone = false;  // also serve one request at a time, as stage 7 does
   bool virtual_clock = false;
   std::string plot_path;
 };

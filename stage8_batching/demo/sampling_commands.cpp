@@ -205,7 +205,7 @@ void run_beams(const common::Session& session, const DecodingOptions& options) {
   run_prompts(
       session, options,
       [&](const common::Request& request) {
-        return GenerationRequest{request, 1, options.beam};
+        return GenerationRequest{request, options.beam.width, options.beam.length_penalty};
       },
       [&](const RequestOutput& output) {
         for (const Hypothesis& hypothesis : output.hypotheses) {

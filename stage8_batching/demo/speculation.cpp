@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -64,40 +63,26 @@ int count(const Engine& engine, std::string_view name) {
   return found == counters.end() ? 0 : static_cast<int>(found->value);
 }
 
-// Serves copies of the request, and nothing beside them. Adds up what they show, and returns their texts, one after the
-// other. salt: the last one used.
-std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_copies, int num_drafts,
-                                 std::uint64_t& salt, Sums& sums) {
+// Serves the request, and nothing beside it. Adds up what it shows, and returns its text. salt: the last one used.
+std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_drafts, std::uint64_t& salt,
+                                 Sums& sums) {
   const int drafts_before = count(engine, "drafts");
   const int accepted_before = count(engine, "drafts_accepted");
-  const int first = engine.num_requests();
   common::Request run = request;
   run.num_speculative_tokens = num_drafts;
-  for (int copy = 0; copy < num_copies; ++copy) {
-    run.sample_index = copy;
-    run.cache_salt = ++salt;  // finds nothing of earlier runs, nor of the other copies
-    engine.submit({.request = run});
-  }
+  run.cache_salt = ++salt;  // finds nothing of earlier runs
+  const int id = engine.submit({.request = run});
   while (engine.step()) {
   }
-  std::vector<common::Token> texts;
-  double begin = std::numeric_limits<double>::infinity();
-  double end = 0.0;
-  for (int id = first; id < first + num_copies; ++id) {
-    const RequestOutput& output = engine.output(id);
-    if (!output.error.empty()) {
-      throw common::InputError(output.error);
-    }
-    begin = std::min(begin, output.token_times.front());
-    end = std::max(end, output.token_times.back());
-    sums.tokens += static_cast<int>(output.token_times.size()) - 1;
-    const std::vector<common::Token>& text = output.completions.front().tokens;
-    texts.insert(texts.end(), text.begin(), text.end());
+  const RequestOutput& output = engine.output(id);
+  if (!output.error.empty()) {
+    throw common::InputError(output.error);
   }
-  sums.seconds += end - begin;
+  sums.tokens += static_cast<int>(output.token_times.size()) - 1;
+  sums.seconds += output.token_times.back() - output.token_times.front();
   sums.drafts += count(engine, "drafts") - drafts_before;
   sums.accepted += count(engine, "drafts_accepted") - accepted_before;
-  return texts;
+  return output.completions.front().tokens;
 }
 
 // The session's requests greedily, at temperature 1, and with replies that quote.
@@ -212,8 +197,7 @@ void print_texts(Engine& engine, const std::vector<Workload>& workloads, const S
         std::array<std::vector<common::Token>, 2> texts;
         for (const bool has_drafts : {false, true}) {
           Sums sums;
-          texts[has_drafts ? 1 : 0] =
-              serve(engine, request, options.copies, has_drafts ? options.num_drafts : 0, salt, sums);
+          texts[has_drafts ? 1 : 0] = serve(engine, request, has_drafts ? options.num_drafts : 0, salt, sums);
           Sums& best = has_drafts ? best_drafted : best_plain;
           best = round == 0 || sums.seconds < best.seconds ? sums : best;
         }
@@ -337,7 +321,6 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
   command.remove("--max-new-tokens");      // also for the prompts of the file
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24}, "maximum number of tokens of a reply");
   command.option("--speculate", options.num_drafts, {1, common::kMaxDrafts}, "max drafts a step");
-  command.option("--copies", options.copies, {1, 64}, "how many copies of each text are served together");
   command.option("--synthetic", options.synthetic,
                  "random weights in the shape of a published model: " + common::preset_names(), common::find_preset);
   command.exclude("--synthetic", "--model");

@@ -14,7 +14,6 @@ struct SpeculateOptions {
   EngineOptions engine = {.num_slots = std::nullopt};
   int num_drafts = common::kMaxDrafts;  // max drafts of a step
   int rounds = 9;
-  int copies = 1;         // of each text, served together
   std::string synthetic;  // a published model's name, for random weights of its shape; empty: the session's model
   int max_new_tokens = 64;
   std::string prompts;  // a file with prompts of several kinds; empty: the session's prompts

@@ -80,16 +80,6 @@ common::PoolSnapshot::Sequence describe_sequence(const KvCacheManager& manager, 
   return {manager.block_table(sequence), manager.length(sequence), sequence};
 }
 
-GenerationRequest generation_request(const common::ServedRequest& request, bool scores_prompts) {
-  if (request.length_penalty.has_value()) {
-    return {request.request, 1, BeamOptions{request.num_samples, *request.length_penalty}};
-  }
-  if (request.num_samples > 1 || !scores_prompts) {
-    return {request.request, request.num_samples};
-  }
-  return {in_fewest_steps(request.request)};
-}
-
 // Sets a flag during its own lifetime.
 class ScopedFlag {
  public:
@@ -211,14 +201,14 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
   return owner;
 }
 
-int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
+int EngineAdapter::submit(const common::GenerationRequest& request, double arrival,
                           std::unique_ptr<common::RequestSink> sink) {
   const auto on_token = [this, client = sink.get()](int id, int sample, common::Token token) {
     const common::Completion& written = engine_.output(id).completions[static_cast<std::size_t>(sample)];
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
   const bool has_texts = request.counted == common::Counted::kTexts;
-  return add_client(engine_.submit(generation_request(request, scores_prompts_), on_token, arrival),
+  return add_client(engine_.submit(scores_prompts_ ? in_fewest_steps(request) : request, on_token, arrival),
                     {std::move(sink), static_cast<int>(request.request.prompt.size()), has_texts});
 }
 
@@ -242,7 +232,6 @@ void EngineAdapter::cancel(int id, common::FinishReason reason) {
 }
 
 bool EngineAdapter::step() {
-  const std::int64_t copied = engine_.blocks_copied();
   copies_.clear();
   {
     const ScopedFlag guard(is_in_step_);
@@ -250,7 +239,6 @@ bool EngineAdapter::step() {
       return false;
     }
   }
-  last_step_.blocks_copied = engine_.blocks_copied() - copied;
   last_step_.copies = copies_;
   add_drawn();
   count_step();
@@ -296,16 +284,8 @@ void EngineAdapter::report_end(int id) {
   if (found == clients_.end() || !engine_.output(id).finished()) {
     return;
   }
-  const RequestOutput& output = engine_.output(id);
-  common::RequestResult result{.completions = output.completions,
-                               .finish_reason = output.finish_reason.value(),
-                               .error = output.error,
-                               .prompt_tokens = found->second.prompt_tokens,
-                               .cached_tokens = output.cached_tokens,
-                               .arrival = output.arrival,
-                               .admission = output.admission,
-                               .token_times = output.token_times,
-                               .end = output.end};
+  common::RequestResult result = engine_.output(id);
+  result.prompt_tokens = found->second.prompt_tokens;
   const std::unique_ptr<common::RequestSink> sink = std::move(found->second.sink);
   clients_.erase(found);
   engine_.forget(id);
@@ -324,7 +304,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
     options.min_slots = std::max(options.min_slots, model.config().context_length);
   }
   const int most = blocks_needed(model.config().context_length, options.block_size) * options.block_size;
-  for (const common::ServedRequest& request : demand.requests) {  // one that is longer than the context is rejected
+  for (const common::GenerationRequest& request : demand.requests) {  // one that is longer than the context is rejected
     const auto room = std::int64_t{request.num_samples} * most;
     const auto wanted = static_cast<int>(
         std::min<std::int64_t>(max_slots_of(request.request, request.num_samples, options.block_size), room));

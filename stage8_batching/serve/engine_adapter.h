@@ -50,7 +50,8 @@ class EngineAdapter : public common::ServedEngine {
   common::PoolSnapshot pool() const override;
   common::Clock& clock() override { return clock_; }
 
-  int submit(const common::ServedRequest& request, double arrival, std::unique_ptr<common::RequestSink> sink) override;
+  int submit(const common::GenerationRequest& request, double arrival,
+             std::unique_ptr<common::RequestSink> sink) override;
   int reject(const std::string& reason, double arrival, std::unique_ptr<common::RequestSink> sink) override;
   void cancel(int id, common::FinishReason reason) override;
 

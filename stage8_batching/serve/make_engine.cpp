@@ -28,7 +28,12 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 bool scores_prompts(const Runner& runner) { return dynamic_cast<const RowScoring*>(&runner) != nullptr; }
 
-common::Request in_fewest_steps(common::Request request) { return with_scored_prompt(std::move(request)); }
+GenerationRequest in_fewest_steps(GenerationRequest request) {
+  if (request.num_samples == 1 && !request.length_penalty.has_value()) {
+    request.request = with_scored_prompt(std::move(request.request));
+  }
+  return request;
+}
 
 #else
 
@@ -44,7 +49,7 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 bool scores_prompts(const Runner& /*runner*/) { return false; }
 
-common::Request in_fewest_steps(common::Request request) { return request; }
+GenerationRequest in_fewest_steps(GenerationRequest request) { return request; }
 
 #endif
 

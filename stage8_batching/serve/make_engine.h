@@ -5,7 +5,6 @@
 
 #include "../engine.h"
 #include "common/app/command.h"
-#include "common/model/generation.h"
 #include "common/model/llama.h"
 
 namespace stage8 {
@@ -30,6 +29,6 @@ bool scores_prompts(const Runner& runner);
 
 // The request as such an engine serves it in the fewest steps: a text of which only the log-probabilities are wanted is
 // computed as a prompt.
-common::Request in_fewest_steps(common::Request request);
+GenerationRequest in_fewest_steps(GenerationRequest request);
 
 }  // namespace

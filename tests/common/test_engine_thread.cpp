@@ -108,7 +108,7 @@ class FakeEngine : public common::ServedEngine {
   }
   common::PoolSnapshot pool() const override { return {}; }
   common::Clock& clock() override { return clock_; }
-  int submit(const common::ServedRequest&, double, std::unique_ptr<common::RequestSink> sink) override {
+  int submit(const common::GenerationRequest&, double, std::unique_ptr<common::RequestSink> sink) override {
     script_.called(Call::kSubmit);
     const int id = num_requests_;
     clients_[id].sink = std::move(sink);
@@ -187,7 +187,7 @@ struct Fixture {
   }
   std::unique_ptr<common::Ticket> submit(int num_requests) {
     Refusal refusal = Refusal::kNone;
-    return engine.submit(std::vector<common::ServedRequest>(static_cast<std::size_t>(num_requests)), refusal);
+    return engine.submit(std::vector<common::GenerationRequest>(static_cast<std::size_t>(num_requests)), refusal);
   }
   // What the page shows: no engine, and why.
   std::string failure_on_the_page() {
@@ -262,7 +262,7 @@ TEST_CASE("engine thread: a client for whom there is no memory is not counted as
   bool goes_on = true;
   for (int first = 0; goes_on; ++first) {
     CAPTURE(first);
-    std::vector<common::ServedRequest> requests(2);
+    std::vector<common::GenerationRequest> requests(2);
     Refusal refusal = Refusal::kNone;
     fail_allocations(Thread::kClient, first, 1);
     try {

@@ -163,6 +163,7 @@ TEST_CASE("tally: /metrics and the report count the same requests and steps") {
              .token_times = {0.25, 0.5},
              .end = 0.5});
   common::RequestResult rejected;
+  rejected.finish_reason = common::FinishReason::kRejected;
   rejected.prompt_tokens = 99;
   tally.add(rejected);
   common::RequestResult other;
@@ -249,7 +250,7 @@ class ShownEngine : public common::ServedEngine {
   common::EngineStatus status() const override { return {}; }
   common::PoolSnapshot pool() const override { return shown; }
   common::Clock& clock() override { return clock_; }
-  int submit(const common::ServedRequest&, double, std::unique_ptr<common::RequestSink>) override { return 0; }
+  int submit(const common::GenerationRequest&, double, std::unique_ptr<common::RequestSink>) override { return 0; }
   int reject(const std::string&, double, std::unique_ptr<common::RequestSink>) override { return 0; }
   void cancel(int, common::FinishReason) override {}
   bool step() override { return false; }

@@ -40,7 +40,8 @@ stage::GenerationRequest random_task(Random& random, int num_kinds) {
     task.num_samples = between(random, 2, 4);
     task.request.sampling.temperature = 1.2F;
   } else if (kind == 3) {
-    task.beam = stage::BeamOptions{between(random, 1, 3), 1.0};
+    task.num_samples = between(random, 1, 3);
+    task.length_penalty = 1.0;
   }
   return task;
 }
@@ -71,8 +72,9 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   while (static_cast<int>(tasks.size()) < num_tasks || !serving.engine.is_idle()) {
     if (static_cast<int>(tasks.size()) < num_tasks && (serving.engine.is_idle() || random.below(2) == 0)) {
       tasks.push_back(random_task(random, 3));
-      counts.add("with several samples", tasks.back().num_samples > 1 ? 1 : 0);
-      counts.add("beam searches", tasks.back().beam ? 1 : 0);
+      const bool is_search = tasks.back().length_penalty.has_value();
+      counts.add("with several samples", tasks.back().num_samples > 1 && !is_search ? 1 : 0);
+      counts.add("beam searches", is_search ? 1 : 0);
       serving.submit(tasks.back());
     }
     if (!tasks.empty() && random.below(40) == 0) {
@@ -106,7 +108,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     counts.add("requests");
     const bool is_cancelled = cancelled.contains(id);
     counts.add("cancelled", is_cancelled ? 1 : 0);
-    if (is_cancelled && task.beam.has_value()) {
+    if (is_cancelled && task.length_penalty.has_value()) {
       continue;  // a cancelled beam search promises nothing
     }
     if (const std::string problem = tests::compare_output(output, tests::served_alone(task), is_cancelled);
@@ -117,7 +119,8 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     for (const common::Completion& completion : output.completions) {
       written += completion.tokens.size();
     }
-    if (!task.beam.has_value() && static_cast<std::size_t>(streamed[static_cast<std::size_t>(id)]) != written) {
+    if (!task.length_penalty.has_value() &&
+        static_cast<std::size_t>(streamed[static_cast<std::size_t>(id)]) != written) {
       throw FuzzFailure(common::format("request %d has %zu tokens, and %d were streamed", id, written,
                                        streamed[static_cast<std::size_t>(id)]));
     }

@@ -86,7 +86,8 @@ stage::GenerationRequest random_task(Random& random) {
       break;
     case 1:
       request = tests::make_request(between(random, 1, 12), between(random, 1, 20), 1);
-      task.beam = stage::BeamOptions{between(random, 1, 3), 1.0};
+      task.num_samples = between(random, 1, 3);
+      task.length_penalty = 1.0;
       break;
     default:
       break;
@@ -242,7 +243,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     for (const common::Completion& completion : output.completions) {
       written += completion.tokens.size();
     }
-    if (!tasks[id].beam.has_value() && static_cast<std::size_t>(streamed[id]) != written) {
+    if (!tasks[id].length_penalty.has_value() && static_cast<std::size_t>(streamed[id]) != written) {
       throw FuzzFailure(common::format("request %zu has %zu tokens, and %d were streamed", id, written, streamed[id]));
     }
     const bool is_sampled = tasks[id].request.sampling.temperature > 0.0F;

@@ -248,7 +248,8 @@ TEST_CASE("GPU: samples, beams and single texts share steps, and some are cancel
   tasks.resize(8);
   tasks[1].num_samples = 3;
   tasks[1].request.sampling.temperature = 0.8F;
-  tasks[4].beam = stage::BeamOptions{3, 1.0};
+  tasks[4].num_samples = 3;
+  tasks[4].length_penalty = 1.0;
   const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);
   stage::EngineOptions options = gpu_options(640, 640);
   options.scheduler.preemption = Preemption::kSwap;

@@ -54,9 +54,7 @@ GenerationRequest sampled_request(int num_tokens, int max_new_tokens, int num_sa
 }
 
 GenerationRequest beam_request(int num_tokens, int max_new_tokens, int width, int salt = 0) {
-  GenerationRequest task{make_request(num_tokens, max_new_tokens, salt)};
-  task.beam = stage::BeamOptions{width, 1.0};
-  return task;
+  return {make_request(num_tokens, max_new_tokens, salt), width, 1.0};
 }
 
 std::vector<GenerationRequest> mixed_requests() {

@@ -186,7 +186,7 @@ inline std::vector<common::Completion> served_alone(const stage::GenerationReque
   stage::EngineOptions options;
   options.gpu.device = stage::Device::kCpu;
   stage::Engine engine(model, options);
-  if (request.beam.has_value()) {
+  if (request.length_penalty.has_value()) {
     const int id = engine.submit(request);
     while (engine.step()) {
     }

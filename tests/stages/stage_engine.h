@@ -165,7 +165,7 @@ class ParallelSampling : public ServedGroup {
 class BeamSearch : public ServedGroup {
  public:
   BeamSearch(stage::Engine& engine, const common::Request& request, const stage::BeamOptions& options)
-      : ServedGroup(engine, {request, 1, options}) {}
+      : ServedGroup(engine, {request, options.width, options.length_penalty}) {}
 };
 #endif
 

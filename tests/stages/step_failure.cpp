@@ -61,7 +61,7 @@ constexpr int kNumHostBlocks = 16;
 std::vector<GenerationRequest> make_requests() {
   std::vector<GenerationRequest> requests = {{make_request(14, 5)},
                                              {make_request(6, 6, 1), 2},
-                                             {make_request(5, 4, 2), 1, stage::BeamOptions{2, 1.0}},
+                                             {make_request(5, 4, 2), 2, 1.0},
                                              {make_request(17, 4)},  // begins as the first does
                                              {make_request(9, 5, 3)}};
   requests[1].request.sampling.temperature = 1.0F;
@@ -197,7 +197,8 @@ Outcome serve(bool run_ahead, Preemption preemption, const Prepare& prepare, con
       if (has_failed && round == 1) {
         problem = "has failed, although nothing else did";
       }
-      for (std::size_t sample = 0; sample < output.completions.size() && !requests[i].beam.has_value(); ++sample) {
+      for (std::size_t sample = 0; sample < output.completions.size() && !requests[i].length_penalty.has_value();
+           ++sample) {
         std::vector<common::Token> told = run.told[{id, static_cast<int>(sample)}];
         const std::vector<common::Token>& tokens = output.completions[sample].tokens;
         if (has_failed && told.size() + 1 == tokens.size()) {
