@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include STAGE_HEADER(batch.h)
 #include STAGE_HEADER(kv_cache.h)
 #include STAGE_HEADER(scheduler.h)
+#include STAGE_HEADER(step.h)
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(demo/static_scheduler.h)
@@ -581,12 +583,46 @@ TEST_CASE("a group of three needs a budget for three: with less it waits, and so
   CHECK(bench.step() == "C1");
 }
 
+TEST_CASE("a group that the budget is too small for preempts no later one") {
+  Bench bench(6, 2, make_options(4));
+  bench.add(1, 3, 2);
+  bench.add(2, 3, 3);
+  bench.add(1, 3);
+  CHECK(bench.step() == "A1 B2 C1");
+  CHECK(bench.step() == "A2");  // B's three need a block each, and two are free: but the budget has two tokens left
+  INFO("B gets no token, because the budget is too small for its three: a block of C's would not help it. Preempted: '"
+       << bench.preempted << "'");
+  CHECK(bench.preempted.empty());
+  CHECK(bench.running() == "ABC");
+}
+
+TEST_CASE("a preempted group draws no token before the cache has all of its texts but for their last tokens") {
+  for (const int num_tokens : {2, 3, 4}) {
+    Bench bench(16, 4, make_options(64));
+    CountedGroup& group = bench.add(6, 8, 2);
+    for (int i = 0; i < num_tokens; ++i) {
+      bench.step();
+    }
+    // As if it had been preempted and resumed.
+    group.free_blocks();
+    bench.manager.reset_prefix_cache();
+    REQUIRE(group.allocate({}));
+    std::string shares;
+    while (static_cast<int>(group.live().front().tokens.size()) == num_tokens && shares.size() < 30) {
+      shares += bench.step() + " ";
+    }
+    INFO("two texts of 6 + " << num_tokens << " tokens, the first 7 of which are the same: what is computed up to the "
+                             << "step that draws the next tokens");
+    CHECK(shares == (num_tokens == 2 ? "A7 A2 " : num_tokens == 3 ? "A7 A2 A2 " : "A7 A4 A2 "));
+  }
+}
+
 TEST_CASE("the latest arrival is swapped out, with all its sequences (stage 8, invariant 3)") {
   for (const int num_host_blocks : {3, 2}) {
     Bench bench(6, 4, make_options(64, 64, Preemption::kSwap), num_host_blocks);
     bench.add(8, 8);
     bench.add(7, 3, 2);
-    CAPTURE(num_host_blocks);
+    INFO("B's two sequences have three blocks, and the host has room for " << num_host_blocks);
     CHECK(bench.step() == "A8 B7");
     CHECK(bench.step() == "A1 B2");
     for (int i = 0; i < 4; ++i) {
@@ -599,6 +635,12 @@ TEST_CASE("the latest arrival is swapped out, with all its sequences (stage 8, i
     CHECK(bench.waiting() == "B");
     CHECK(bench.groups[1]->output().state ==
           (num_host_blocks == 3 ? stage::RequestState::kSwapped : stage::RequestState::kWaiting));
+    if (num_host_blocks == 3) {
+      CHECK(bench.step() == "A1");
+      CHECK(bench.step() == "A1");  // its last
+      INFO("B comes back as it was, with both of its sequences, and each lacks one token");
+      CHECK(bench.step() == "B2");
+    }
   }
 }
 
@@ -709,7 +751,12 @@ int serve_at_random(bool with_groups, bool with_swapping) {
         bench.add(between(1, 12), between(6, 12), with_groups ? between(1, 3) : 1);
         next += 1;
       }
-      REQUIRE_FALSE(bench.step().empty());
+      const std::string before = "running '" + bench.running() + "' and waiting '" + bench.waiting() + "'";
+      if (bench.step().empty()) {
+        FAIL("a step computes nothing, with " + before + " before it, and a budget of "
+             << options.token_budget << ". Blocks without an owner now: "
+             << bench.num_blocks - bench.manager.usage().reserved / block_size << " of " << bench.num_blocks);
+      }
       num_preempted += static_cast<int>(bench.preempted.size()) / 2;
       const std::string all = bench.running() + bench.waiting();
       REQUIRE(std::is_sorted(all.begin(), all.end()));
@@ -772,26 +819,74 @@ TEST_CASE("reserving ahead: room for the longest text is taken at once, and is n
 
 namespace {
 
-// "Bs" or "Br": how the later of two requests is preempted. It holds 2 blocks and 4 tokens.
-std::string preempted_at_cost(std::int64_t block_swap_cost, std::int64_t token_compute_cost) {
+// How the later of two requests is preempted: "Bs" or "Br". num_sequences: of each. It holds 2 blocks of 3 slots, with
+// 4 tokens; or, as a group of two, 3 blocks, one of them shared, with 5 tokens.
+void check_preempted(std::int64_t block_swap_cost, std::int64_t token_compute_cost, const std::string& expected,
+                     int num_sequences = 1) {
   SchedulerOptions options = make_options(64, 64, Preemption::kAuto);
   options.block_swap_cost = block_swap_cost;
   options.token_compute_cost = token_compute_cost;
-  Bench bench(4, 3, options, 4);
-  bench.add(6, 4);
-  bench.add(4, 4);
-  REQUIRE(bench.step() == "A6 B4");
+  const bool is_single = num_sequences == 1;
+  Bench bench(is_single ? 4 : 5, 3, options, 4);
+  bench.add(is_single ? 6 : 5, 4);
+  bench.add(is_single ? 4 : 3, 4, num_sequences);
+  REQUIRE(bench.step() == (is_single ? "A6 B4" : "A5 B3"));
+  REQUIRE((is_single || bench.step() == "A1 B2"));
   REQUIRE(bench.step() == "A1");
-  return bench.preempted;
+  INFO("B holds " << (is_single ? "2 blocks and 4 tokens" : "3 blocks and 5 tokens, each counted once")
+                  << "; to swap a block costs " << block_swap_cost << ", to compute a token " << token_compute_cost
+                  << " (s: swapped, r: recomputed)");
+  CHECK(bench.preempted == expected);
 }
 
 }  // namespace
 
 TEST_CASE("auto compares the bytes that a swap moves with the tokens that would be recomputed") {
-  CHECK(preempted_at_cost(10, 5) == "Br");  // 20 against 20
-  CHECK(preempted_at_cost(10, 6) == "Bs");  // 20 against 24
+  check_preempted(10, 5, "Br");  // 20 against 20
+  check_preempted(10, 6, "Bs");  // 20 against 24
+}
+
+TEST_CASE("auto: what the sequences of a group share moves once, and would be computed once") {
+  check_preempted(10, 6, "Br", 2);  // 30 against 30
+  check_preempted(10, 7, "Bs", 2);  // 30 against 35
 }
 
 TEST_CASE("auto: costs of any unit are multiplied without overflow") {
-  CHECK(preempted_at_cost(5'000'000'000, 3'300'000'000) == "Bs");  // 10.0e9 against 13.2e9
+  check_preempted(5'000'000'000, 3'300'000'000, "Bs");  // 10.0e9 against 13.2e9
+}
+
+TEST_CASE("running ahead: a placeholder's note names its place among the tokens, and its row in the step before") {
+  Bench bench(32, 4, make_options(64));
+  const auto names = [](const std::string& text, std::optional<int> row) {
+    return text + (row.has_value() ? " is drawn from row " + std::to_string(*row) + "; " : " is not pending; ");
+  };
+  CountedGroup& a = bench.add(6, 8, 2);
+  const CountedGroup& b = bench.add(5, 8);
+  CountedGroup& c = bench.add(4, 8);
+  for (int i = 0; i < 3; ++i) {
+    bench.step();
+  }
+  // As if A had been preempted and resumed: it lacks the seven tokens that its two texts have in common.
+  a.free_blocks();
+  bench.manager.reset_prefix_cache();
+  REQUIRE(a.allocate({}));
+  const CountedGroup& d = bench.add(3, 8);
+
+  // Tokens: B's, C's, A's seven, D's three. Rows of logits: B's, C's, D's.
+  stage::Step before(bench.manager, bench.schedule().groups);
+  before.enqueued({}, 3, true);
+  before.confirm(bench.manager, {});
+  REQUIRE(names("B", b.pending_row()) + names("C", c.pending_row()) + names("D", d.pending_row()) ==
+          names("B", 0) + names("C", 1) + names("D", 2));
+  bench.scheduler->remove(c);
+
+  // Tokens: one of each of A's texts, without logits, then B's and D's.
+  stage::Step step(bench.manager, bench.schedule().groups);
+  std::string notes;
+  for (const auto& [index, row] : step.batch().pending_tokens) {
+    notes += names("token " + std::to_string(index), row);
+  }
+  REQUIRE(notes == names("token 2", 0) + names("token 3", 2));
+  step.batch().resolve_pending(std::vector<common::Token>{11, 12, 13});
+  CHECK(step.batch().tokens == std::vector<common::Token>{0, 1, 11, 13});
 }

@@ -608,8 +608,48 @@ TEST_CASE("a step's tokens are handed out once the next step is enqueued, if the
     task.request.sampling.temperature = temperature;
     CHECK(serve(serving, {task}) == kNoProblem);
     CHECK(passes == 4);
+    INFO("for each token, how many passes had been enqueued when it was handed out; run_ahead: " << run_ahead);
     CHECK(passes_at_token == (run_ahead ? std::vector{2, 3, 4, 4} : std::vector{1, 2, 3, 4}));
   }
+}
+
+TEST_CASE("running ahead: full blocks are published when their step is collected, under the tokens that were drawn") {
+  ServingOptions options;
+  options.scheduler.run_ahead = true;
+  Serving serving(options);
+  const common::Request request = make_request(5, 12, 1);
+  std::vector<Token> text = request.prompt;
+  const std::vector<Token> reply = served_alone({request}).front().tokens;
+  text.insert(text.end(), reply.begin(), reply.end());
+  const auto num_found = [&] { return serving.engine.manager().prefix_cache().find(text, 0).size(); };
+  serving.submit({request});
+  REQUIRE(serving.engine.step());
+  {
+    INFO("the step that computes the prompt is in flight: its full block has no keys and values yet");
+    CHECK(num_found() == 0);
+  }
+  CHECK(serving.run() == kNoProblem);
+  INFO("blocks of 4 that are found for the prompt and the reply, 17 tokens: not under the placeholders, which are 0");
+  CHECK(num_found() == 4);
+}
+
+TEST_CASE("running ahead: a step that cannot be prepared loses no token of the one before") {
+  ServingOptions options;
+  options.scheduler.run_ahead = true;
+  Serving serving(options);
+  int passes = 0;
+  int handed_out = 0;
+  serving.engine.on_pass([&](const stage::RaggedBatch&) {
+    if (++passes == 3) {
+      throw std::runtime_error("the third pass throws");
+    }
+  });
+  serving.on_token = [&](int, int, Token) { handed_out += 1; };
+  serving.submit({make_request(5, 8, 1)});
+  CHECK(serving.run() == kNoProblem);
+  CHECK(serving.engine.output(0).finish_reason == common::FinishReason::kFailed);
+  INFO("the third pass throws: the tokens of the first two are handed out nevertheless");
+  CHECK(handed_out == 2);
 }
 
 TEST_CASE("a group that is recomputed shares what it shared before, and fits") {

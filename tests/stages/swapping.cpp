@@ -144,6 +144,60 @@ TEST_CASE("swap: a shared block moves once, and has the same owners again (stage
   CHECK(check_ledger(manager, 8, 4) == kNoProblem);
 }
 
+TEST_CASE("swap: a block of which another sequence is an owner too stays with that one") {
+  const Tokens text = {1, 2, 3, 4, 5};
+  NumberPool pool(6, 2, 4);
+  KvCacheManager& manager = pool.manager();
+  pool.start_text(0, text);
+  pool.start_text(1, text);
+  REQUIRE(manager.usage().reserved == 8);  // two blocks of both, and one of each
+  REQUIRE(manager.swap_out(Ids{1}));
+  CHECK(manager.reference_count(manager.block_table(0)[0]) == 1);
+  CHECK(check_ledger(manager, 6, 2) == kNoProblem);
+  pool.execute_copies();
+  REQUIRE(manager.allocate(2, 6));  // all blocks that 0 does not own
+  pool.write(2, Numbers(6, 77.0F));
+  CHECK(pool.read(0) == count_from(1, 5));
+  manager.free(2);
+  REQUIRE(manager.swap_in(Ids{1}));
+  pool.execute_copies();
+  CHECK(pool.read(1) == count_from(1, 5));
+  CHECK(manager.reference_count(manager.block_table(1)[0]) == 1);
+  manager.free(1);
+  CHECK(manager.num_free_host_blocks() == 4);
+}
+
+TEST_CASE("swap: what is out at the same time has host blocks of its own") {
+  NumberPool pool(4, 2, 4);
+  KvCacheManager& manager = pool.manager();
+  pool.start(0, count_from(1, 4));
+  pool.start(1, count_from(11, 4));
+  for (const int sequence : {0, 1}) {
+    REQUIRE(manager.swap_out(Ids{sequence}));
+    pool.execute_copies();
+  }
+  for (const int sequence : {0, 1}) {
+    REQUIRE(manager.swap_in(Ids{sequence}));
+    pool.execute_copies();
+  }
+  CHECK(pool.read(0) == count_from(1, 4));
+  CHECK(pool.read(1) == count_from(11, 4));
+}
+
+TEST_CASE("swap: a block that is still to be copied to is copied out afterwards") {
+  NumberPool pool(4, 2, 2);
+  KvCacheManager& manager = pool.manager();
+  pool.start(0, count_from(1, 3));
+  manager.fork(0, 1);
+  REQUIRE(manager.reserve(1, 1));  // plans the copy of the block that the two share, as 1 is to write to it
+  REQUIRE(manager.swap_out(Ids{1}));
+  pool.execute_copies();
+  manager.free(0);
+  REQUIRE(manager.swap_in(Ids{1}));
+  pool.execute_copies();
+  CHECK(pool.read(1) == count_from(1, 3));
+}
+
 TEST_CASE("swap: it is refused without a trace where there is no room, and host blocks can be freed") {
   KvCacheManager manager = tests::make_manager(4, 4, 2);
   REQUIRE(manager.allocate(0, 12));
