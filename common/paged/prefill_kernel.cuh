@@ -109,6 +109,35 @@ struct PrefillCall {
   bool is_merged;    // whether the next launch is ragged_merge.cu's
 };
 
+#if COURSE_BULK_COPY
+
+// ---- arrivals ----------------------------------------------------------------------------------------------------
+
+// How often a warp arrives at a barrier for what all of its lanes have done. After __syncwarp(), or a wait of the whole
+// warp, lane 0's arrival is enough. But racecheck (CUDA 13.0) takes it for lane 0's alone, and reports what the other
+// lanes have accessed: 30 hazards, and none if all lanes arrive. So it gets kernels that are compiled like that.
+#ifdef COURSE_RACECHECK
+constexpr int kArrivalsOfWarp = 32;
+#else
+constexpr int kArrivalsOfWarp = 1;
+#endif
+
+__device__ __forceinline__ void arrive_as_warp(std::uint64_t& barrier, int lane) {
+  if (kArrivalsOfWarp == 32 || lane == 0) {
+    common::arrive(common::shared_address(&barrier));
+  }
+}
+
+__device__ __forceinline__ void arrive_as_warp_expecting(std::uint64_t& barrier, int lane, int bytes) {
+  if (lane == 0) {
+    common::arrive_expecting(common::shared_address(&barrier), bytes);
+  } else if (kArrivalsOfWarp == 32) {
+    common::arrive(common::shared_address(&barrier));
+  }
+}
+
+#endif  // COURSE_BULK_COPY
+
 #if COURSE_WGMMA
 
 // The rows of a piece of work, in queries or output: a row, then every kStep-th row after it. Divides once.
@@ -139,31 +168,6 @@ struct QueryRows {
     at += wraps ? distance_if_wraps : distance;
   }
 };
-
-// ---- arrivals ----------------------------------------------------------------------------------------------------
-
-// How often a warp arrives at a barrier for what all of its lanes have done. After __syncwarp(), or a wait of the whole
-// warp, lane 0's arrival is enough. But racecheck (CUDA 13.0) takes it for lane 0's alone, and reports what the other
-// lanes have accessed: 30 hazards, and none if all lanes arrive. So it gets kernels that are compiled like that.
-#ifdef COURSE_RACECHECK
-constexpr int kArrivalsOfWarp = 32;
-#else
-constexpr int kArrivalsOfWarp = 1;
-#endif
-
-__device__ __forceinline__ void arrive_as_warp(std::uint64_t& barrier, int lane) {
-  if (kArrivalsOfWarp == 32 || lane == 0) {
-    common::arrive(common::shared_address(&barrier));
-  }
-}
-
-__device__ __forceinline__ void arrive_as_warp_expecting(std::uint64_t& barrier, int lane, int bytes) {
-  if (lane == 0) {
-    common::arrive_expecting(common::shared_address(&barrier), bytes);
-  } else if (kArrivalsOfWarp == 32) {
-    common::arrive(common::shared_address(&barrier));
-  }
-}
 
 // ---- producers ---------------------------------------------------------------------------------------------------
 
