@@ -887,6 +887,7 @@ TEST_CASE("running ahead: a placeholder's note names its place among the tokens,
     notes += names("token " + std::to_string(index), row);
   }
   REQUIRE(notes == names("token 2", 0) + names("token 3", 2));
-  step.batch().resolve_pending(std::vector<common::Token>{11, 12, 13});
-  CHECK(step.batch().tokens == std::vector<common::Token>{0, 1, 11, 13});
+  stage::RaggedBatch batch = step.batch();
+  batch.resolve_pending(std::vector<common::Token>{11, 12, 13});
+  CHECK(batch.tokens == std::vector<common::Token>{0, 1, 11, 13});
 }
