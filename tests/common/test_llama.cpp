@@ -18,7 +18,6 @@
 
 #include "common/app/workload.h"
 #include "common/base/check.h"
-#include "common/base/parallel.h"
 #include "common/base/text.h"
 #include "common/math/product.h"
 #include "common/math/sampling.h"
@@ -37,6 +36,7 @@
 #include "tests/support/quantised_rows.h"
 #include "tests/support/reference_decoder.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/thread_count.h"
 #include "tests/support/tiny_llama.h"
 
 using common::CheckError;
@@ -55,6 +55,7 @@ using tests::GgufBuilder;
 using tests::ReferenceCache;
 using tests::SlowLlama;
 using tests::source_path;
+using tests::ThreadCount;
 using tests::TinyModel;
 
 namespace {
@@ -68,20 +69,6 @@ constexpr tests::Tolerance kRounding{1e-4, 1e-5};
 const std::string kNoComplaint;
 
 std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), static_cast<std::size_t>(matrix.size())}; }
-
-// Sets the number of threads, and sets it back at the end.
-class ThreadCount {
- public:
-  explicit ThreadCount(int num_threads) { common::set_num_threads(num_threads); }
-  ~ThreadCount() { common::set_num_threads(before_); }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
-  ThreadCount(ThreadCount&&) = delete;
-  ThreadCount& operator=(ThreadCount&&) = delete;
-
- private:
-  int before_ = common::num_threads();
-};
 
 const Gguf& bundled_file() {
   static const Gguf file = Gguf::parse(common::default_model(), "the bundled model");

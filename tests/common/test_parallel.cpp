@@ -19,22 +19,12 @@
 #include "common/base/machine.h"
 #include "common/base/parallel.h"
 #include "tests/support/catch.h"
+#include "tests/support/thread_count.h"
 
 namespace {
 
 using common::CheckError;
-
-// Restores the number of threads, which all tests of this program share.
-class ThreadsForTest {
- public:
-  explicit ThreadsForTest(int num_threads) : before_(common::num_threads()) { common::set_num_threads(num_threads); }
-  ~ThreadsForTest() { common::set_num_threads(before_); }
-  ThreadsForTest(const ThreadsForTest&) = delete;
-  ThreadsForTest& operator=(const ThreadsForTest&) = delete;
-
- private:
-  int before_;
-};
+using tests::ThreadCount;
 
 using Range = std::pair<int, int>;
 
@@ -55,7 +45,7 @@ void sleep_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milli
 
 TEST_CASE("parallel_for: every index exactly once, at most one contiguous range for each thread") {
   for (int threads = 1; threads <= 5; ++threads) {
-    const ThreadsForTest use(threads);
+    const ThreadCount use(threads);
     CHECK(common::num_threads() == threads);
     for (const int count : {0, 1, threads - 1, threads, threads + 1, 1000}) {
       CAPTURE(threads, count);
@@ -77,7 +67,7 @@ TEST_CASE("parallel_for: every index exactly once, at most one contiguous range 
 }
 
 TEST_CASE("parallel_for: ranges depend on count and number of threads alone") {
-  const ThreadsForTest use(3);
+  const ThreadCount use(3);
   const std::vector<Range> expected = {{0, 3}, {3, 6}, {6, 10}};
   for (int repeat = 0; repeat < 20; ++repeat) {
     REQUIRE(ranges_of(10) == expected);
@@ -88,7 +78,7 @@ TEST_CASE("parallel_for: ranges depend on count and number of threads alone") {
 }
 
 TEST_CASE("parallel_for: nested calls run on the calling thread, with the same ranges") {
-  const ThreadsForTest use(3);
+  const ThreadCount use(3);
   std::atomic<int> strangers = 0;
   std::atomic<int> right = 0;
   common::parallel_for(3, [&](int, int) {
@@ -105,7 +95,7 @@ TEST_CASE("parallel_for: nested calls run on the calling thread, with the same r
 }
 
 TEST_CASE("parallel_for: threads really run at the same time, the caller among them") {
-  const ThreadsForTest use(3);
+  const ThreadCount use(3);
   std::mutex mutex;
   std::set<std::thread::id> ids;
   std::atomic<int> arrived = 0;
@@ -130,7 +120,7 @@ TEST_CASE("parallel_for: threads really run at the same time, the caller among t
 TEST_CASE("parallel_for: rethrows the first exception when all are done") {
   for (const int threads : {1, 2, 4}) {
     CAPTURE(threads);
-    const ThreadsForTest use(threads);
+    const ThreadCount use(threads);
     for (int thrower = 0; thrower < threads; ++thrower) {
       std::atomic<int> finished = 0;
       std::string caught;
@@ -151,7 +141,7 @@ TEST_CASE("parallel_for: rethrows the first exception when all are done") {
     CHECK(ranges_of(100).size() == static_cast<std::size_t>(threads));  // still works
   }
 
-  const ThreadsForTest use(3);
+  const ThreadCount use(3);
   std::string caught;
   try {
     common::parallel_for(3, [](int begin, int) {
@@ -165,7 +155,7 @@ TEST_CASE("parallel_for: rethrows the first exception when all are done") {
 }
 
 TEST_CASE("parallel_for: an exception inside a nested call reaches the outer caller") {
-  const ThreadsForTest use(2);
+  const ThreadCount use(2);
   CHECK_THROWS_AS(common::parallel_for(2,
                                        [](int, int) {
                                          common::parallel_for(2, [](int begin, int) {
@@ -179,7 +169,7 @@ TEST_CASE("parallel_for: an exception inside a nested call reaches the outer cal
 
 TEST_CASE("parallel_for: tens of thousands of short loops lose nothing") {
   for (const int threads : {2, 4}) {
-    const ThreadsForTest use(threads);
+    const ThreadCount use(threads);
     std::vector<std::int64_t> sums(8, 0);  // plain integers: parallel_for itself must order the accesses
     constexpr int kLoops = 20000;
     for (int loop = 0; loop < kLoops; ++loop) {
@@ -197,7 +187,7 @@ TEST_CASE("parallel_for: tens of thousands of short loops lose nothing") {
 }
 
 TEST_CASE("parallel_for: wakes sleeping threads, workers and caller") {
-  const ThreadsForTest use(3);
+  const ThreadCount use(3);
   std::vector<int> runs(3, 0);
   for (int loop = 0; loop < 60; ++loop) {
     sleep_ms(loop % 3);  // workers give up spinning
@@ -212,7 +202,7 @@ TEST_CASE("parallel_for: wakes sleeping threads, workers and caller") {
 }
 
 TEST_CASE("parallel_for: calls from several threads take turns") {
-  const ThreadsForTest use(2);
+  const ThreadCount use(2);
   std::array<std::int64_t, 3> sums = {};
   std::vector<std::thread> callers;
   callers.reserve(sums.size());
@@ -232,7 +222,7 @@ TEST_CASE("parallel_for: calls from several threads take turns") {
 }
 
 TEST_CASE("set_num_threads: at least one, never inside a loop") {
-  const ThreadsForTest use(2);
+  const ThreadCount use(2);
   CHECK_THROWS_AS(common::set_num_threads(0), CheckError);
   CHECK_THROWS_AS(common::set_num_threads(-3), CheckError);
   CHECK_THROWS_AS(common::parallel_for(2, [](int, int) { common::set_num_threads(3); }), CheckError);
@@ -247,7 +237,7 @@ TEST_CASE("set_num_threads: n threads are the caller and n - 1 workers") {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
     return std::distance(begin(tasks), end(tasks));
   };
-  const ThreadsForTest use(1);
+  const ThreadCount use(1);
   // The system lists a joined thread for a moment longer, and sanitizers have threads of their own. So the test waits
   // until the count is stable, and compares only differences.
   sleep_ms(200);

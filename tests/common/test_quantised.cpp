@@ -23,11 +23,13 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/messages.h"
 #include "tests/support/quantised_rows.h"
+#include "tests/support/thread_count.h"
 
 using common::Matrix;
 using common::TensorType;
 using common::WeightMatrix;
 using tests::Bytes;
+using tests::ThreadCount;
 
 namespace {
 
@@ -233,19 +235,6 @@ bool same_bits(const Matrix& a, const Matrix& b) {
   return a.rows() == b.rows() && a.cols() == b.cols() &&
          std::equal(left.begin(), left.end(), right.begin(), right.end());
 }
-
-class ThreadCount {
- public:
-  explicit ThreadCount(int num_threads) { common::set_num_threads(num_threads); }
-  ~ThreadCount() { common::set_num_threads(before_); }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
-  ThreadCount(ThreadCount&&) = delete;
-  ThreadCount& operator=(ThreadCount&&) = delete;
-
- private:
-  int before_ = common::num_threads();
-};
 
 }  // namespace
 

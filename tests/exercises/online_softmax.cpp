@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "common/base/parallel.h"
 #include "common/base/tensor.h"
 #include "stage3/attention.h"
 #include "stage3/kv_cache.h"
+#include "tests/support/thread_count.h"
 
 namespace {
 
@@ -191,10 +191,8 @@ TEST_CASE("reading blocks: two heads of 4 dimensions, with queries that are divi
   common::Matrix q = common::Matrix::Zero(1, 8);
   q(0, 0) = 2.0F;
   q(0, 4) = 2.0F;
-  const int num_threads = common::num_threads();
-  common::set_num_threads(1);  // one thread computes both heads
+  const tests::ThreadCount threads(1);  // one thread computes both heads
   const common::Matrix output = stage3::attention(cache, 0, q, kBlockTable, count);
-  common::set_num_threads(num_threads);
   REQUIRE(output.cols() == 8);
   const std::string head_0 = compare("the result", output(0, 0), 16.6875 / 2.75);
   CHECK(head_0 == kAsExpected);

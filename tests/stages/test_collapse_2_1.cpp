@@ -4,12 +4,12 @@
 #include <array>
 #include <string>
 
-#include "common/base/parallel.h"
 #include "stage1/attention.h"
 #include "stage1/engine.h"
 #include "stage2/attention.h"
 #include "stage2/engine.h"
 #include "tests/stages/collapse.h"
+#include "tests/support/thread_count.h"
 
 using tests::Arrival;
 using tests::AttentionShape;
@@ -56,9 +56,8 @@ TEST_CASE("a long context is stage 1, bit for bit") {
 }
 
 TEST_CASE("logits through the engine are those of stage 1, bit for bit, on any number of threads") {
-  const int num_threads_before = common::num_threads();
   for (const int num_threads : {1, 2, 3}) {
-    common::set_num_threads(num_threads);
+    const tests::ThreadCount threads(num_threads);
     for (const int chunk_size : {1, 3, 256}) {
       for (const int block_size : {1, 3, 16, 64}) {
         stage1::EngineOptions contiguous;
@@ -75,5 +74,4 @@ TEST_CASE("logits through the engine are those of stage 1, bit for bit, on any n
       }
     }
   }
-  common::set_num_threads(num_threads_before);
 }

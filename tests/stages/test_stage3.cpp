@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "common/base/parallel.h"
 #include "common/math/sampling.h"
 #include "stage3/attention.h"
 #include "tests/stages/heap_peak.h"
 #include "tests/support/attention_inputs.h"
 #include "tests/support/compare.h"
 #include "tests/support/reference_attention.h"
+#include "tests/support/thread_count.h"
 
 using common::Matrix;
 using common::Random;
@@ -212,19 +212,17 @@ TEST_CASE("a query of a chunk sees nothing after itself, whatever stands there")
 
 TEST_CASE("the output does not depend on the number of threads") {
   const AttentionShape shape{6, 3, 20, 1};
-  const int num_threads_before = common::num_threads();
   Random random(3);
   const tests::TokenInputs inputs = tests::random_inputs(shape, 70, random);
   const Blocks blocks = store(shape, 16, inputs[0].k, inputs[0].v);
   Matrix expected;
   for (const int num_threads : {1, 2, 4, 7}) {
-    common::set_num_threads(num_threads);
+    const tests::ThreadCount threads(num_threads);
     const Matrix output = stage3::attention(blocks.cache, 0, inputs[0].q, blocks.block_table, 70);
     expected = num_threads == 1 ? output : expected;
     CAPTURE(num_threads);
     CHECK(output == expected);
   }
-  common::set_num_threads(num_threads_before);
 }
 
 #ifdef TESTS_HEAP_PEAK
