@@ -4,6 +4,7 @@
 
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_hand_worked.h"
+#include "tests/gpu/gpu_refused.h"
 #include "tests/support/catch.h"
 #include "tests/support/stage_header.h"
 
@@ -19,8 +20,16 @@ using tests::GpuBatch;
 using tests::ScalarType;
 
 // All boundaries of blocks and tiles, and sequences that are not there.
-std::vector<int> boundary_lengths(int block_size) {
-  return {1, block_size - 1, 0, block_size, block_size + 1, 3 * block_size, 15, 16, 17, 100, 0, 257};
+BatchSpec boundary_batch(ScalarType type, int head_dim, int block_size, int group) {
+  return {
+      .type = type,
+      .num_kv_heads = 2,
+      .group = group,
+      .head_dim = head_dim,
+      .block_size = block_size,
+      .context_lengths = {1, block_size - 1, 0, block_size, block_size + 1, 3 * block_size, 15, 16, 17, 100, 0, 257},
+      .query_lengths = {},
+      .seed = static_cast<unsigned>(group)};
 }
 
 // If decode attention stores the last tokens itself, the result has the same bits and the pages are the same.
@@ -49,14 +58,7 @@ TEST_CASE("Decode attention: every type, head_dim, group and block size (stage 7
   const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
   for (const int group : tests::some_of({3, 16}, {1, 2, 3, 4, 5, 7, 8, 9, 12, 16})) {
     CAPTURE(tests::name_of(type), head_dim, block_size, group);
-    GpuBatch batch({.type = type,
-                    .num_kv_heads = 2,
-                    .group = group,
-                    .head_dim = head_dim,
-                    .block_size = block_size,
-                    .context_lengths = boundary_lengths(block_size),
-                    .query_lengths = {},
-                    .seed = static_cast<unsigned>(group)});
+    GpuBatch batch(boundary_batch(type, head_dim, block_size, group));
     const std::vector<float> result = batch.decode();
     CHECK(batch.check(result) == tests::kNoDifference);
     check_new_rows(batch, result);
@@ -116,14 +118,7 @@ TEST_CASE("Decode attention: thread blocks with 99 KB of shared memory (stage 7,
       continue;
     }
     REQUIRE(reason == "");
-    GpuBatch batch({.type = type,
-                    .num_kv_heads = 2,
-                    .group = group,
-                    .head_dim = head_dim,
-                    .block_size = block_size,
-                    .context_lengths = boundary_lengths(block_size),
-                    .query_lengths = {},
-                    .seed = static_cast<unsigned>(group)});
+    GpuBatch batch(boundary_batch(type, head_dim, block_size, group));
     const std::vector<float> result = batch.decode();
     CHECK(batch.check(result) == tests::kNoDifference);
     check_new_rows(batch, result);
@@ -300,29 +295,16 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
   const auto attend = [&](const Call& call) {
     common::decode_attention(call.pages, call.batch, call.queries, call.output, call.workspace, good.stream.get());
   };
+  const auto wrong = tests::refused(right, plan, attend);
   for (const tests::BadBatch& bad : tests::bad_batches()) {
-    CAPTURE(bad.what);
-    Call call = right;
-    bad.spoil(call.pages, call.batch);
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-    if (!bad.of_pages) {
-      CHECK_THROWS_AS(plan(call), common::CheckError);
-    }
+    wrong(bad.what, !bad.of_pages, [&](Call& call) { bad.spoil(call.pages, call.batch); });
   }
-  for (const bool is_null : {true, false}) {
-    CAPTURE(is_null);
-    const auto spoiled = [&](const void* pointer) { return is_null ? nullptr : tests::off_by_2(pointer); };
-    Call call = right;
-    call.workspace = spoiled(call.workspace);
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-    CHECK_THROWS_AS(plan(call), common::CheckError);
-    call = right;
-    call.queries = spoiled(call.queries);
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-    call = right;
-    call.output = spoiled(call.output);
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-  }
+  wrong("no workspace", true, [](Call& call) { call.workspace = nullptr; });
+  wrong("workspace", true, [](Call& call) { call.workspace = tests::off_by_2(call.workspace); });
+  wrong("no queries", false, [](Call& call) { call.queries = nullptr; });
+  wrong("queries", false, [](Call& call) { call.queries = tests::off_by_2(call.queries); });
+  wrong("no output", false, [](Call& call) { call.output = nullptr; });
+  wrong("output", false, [](Call& call) { call.output = tests::off_by_2(call.output); });
   for (const common::NewRows& rows :
        {common::NewRows{good.queries.data(), nullptr, 256, good.query_starts()},
         common::NewRows{tests::off_by_2(good.queries.data()), good.queries.data(), 256, good.query_starts()},

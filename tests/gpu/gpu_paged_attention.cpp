@@ -7,6 +7,7 @@
 
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_hand_worked.h"
+#include "tests/gpu/gpu_refused.h"
 #include "tests/support/catch.h"
 
 namespace {
@@ -184,28 +185,17 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   const auto attend = [&](const Call& call) {
     table.kernels->attend(call.pages, call.step, call.rows, call.output, workspace, good.stream.get());
   };
+  const auto wrong = tests::refused(right, plan, attend);
   for (const tests::BadBatch& bad : tests::bad_batches()) {
-    CAPTURE(bad.what);
-    Call call = right;
-    bad.spoil(call.pages, call.step.batch);
     if (table.kernels == &stage::kPlainKernels && bad.is_plain) {
+      CAPTURE(bad.what);
+      Call call = right;
+      bad.spoil(call.pages, call.step.batch);
       CHECK(table.kernels->unsupported(call.pages.shape, call.step.batch.num_heads) == tests::kNoDifference);
       continue;
     }
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-    if (!bad.of_pages) {
-      CHECK_THROWS_AS(plan(call), common::CheckError);
-    }
+    wrong(bad.what, !bad.of_pages, [&](Call& call) { bad.spoil(call.pages, call.step.batch); });
   }
-  const auto wrong = [&](const char* what, bool plan_too, const std::function<void(Call&)>& change) {
-    CAPTURE(what);
-    Call call = right;
-    change(call);
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-    if (plan_too) {
-      CHECK_THROWS_AS(plan(call), common::CheckError);
-    }
-  };
   wrong("no query_starts", true, [](Call& call) { call.step.query_starts = nullptr; });
   wrong("no queries", false, [](Call& call) { call.rows.queries = nullptr; });
   wrong("queries", false, [](Call& call) { call.rows.queries = tests::off_by_2(call.rows.queries); });

@@ -1,10 +1,10 @@
 // production/'s ragged causal attention against float64 on the same rounded inputs.
-#include <functional>
 #include <limits>
 #include <vector>
 
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_hand_worked.h"
+#include "tests/gpu/gpu_refused.h"
 #include "tests/support/catch.h"
 
 // clang-format off
@@ -309,24 +309,10 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
     common::ragged_attention(call.pages, call.batch, call.query_starts, call.queries, call.output, call.num_tokens,
                              call.workspace, good.stream.get());
   };
+  const auto wrong = tests::refused(right, plan, attend);
   for (const tests::BadBatch& bad : tests::bad_batches()) {
-    CAPTURE(bad.what);
-    Call call = right;
-    bad.spoil(call.pages, call.batch);
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-    if (!bad.of_pages) {
-      CHECK_THROWS_AS(plan(call), common::CheckError);
-    }
+    wrong(bad.what, !bad.of_pages, [&](Call& call) { bad.spoil(call.pages, call.batch); });
   }
-  const auto wrong = [&](const char* what, bool plan_too, const std::function<void(Call&)>& change) {
-    CAPTURE(what);
-    Call call = right;
-    change(call);
-    CHECK_THROWS_AS(attend(call), common::CheckError);
-    if (plan_too) {
-      CHECK_THROWS_AS(plan(call), common::CheckError);
-    }
-  };
   wrong("tokens", true, [](Call& call) { call.num_tokens = -1; });
   wrong("no query_starts", true, [](Call& call) { call.query_starts = nullptr; });
   wrong("no workspace", true, [](Call& call) { call.workspace = nullptr; });
