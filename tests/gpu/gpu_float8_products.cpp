@@ -221,17 +221,8 @@ TEST_CASE("GPU Llama: float8 activations against float64, around the number of t
   if (const std::string reason = obstacle(); !reason.empty()) {
     SKIP_TEST(reason);
   }
-  tests::TinyModel tiny;
-  tiny.architecture = GENERATE("llama", "qwen2", "qwen3");
-  tiny.vocab_size = 101;
-  tiny.hidden_size = 208;
-  tiny.num_heads = 7;
-  tiny.num_kv_heads = 1;
-  tiny.head_dim = 16;
-  tiny.feed_forward_size = GENERATE(272, 8208);
-  tiny.write_head_dim = true;
-  tiny.spread = 0.8;
-  tiny.float8 = true;
+  const std::string architecture = GENERATE("llama", "qwen2", "qwen3");
+  const tests::TinyModel tiny = tests::uneven_float8_model(architecture, GENERATE(272, 8208));
   const tests::Bytes bytes = tiny.builder().build();
   const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
   Random random(3);

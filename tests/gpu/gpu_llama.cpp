@@ -275,19 +275,11 @@ TEST_CASE("GPU Llama: float8 weights against float64, by rows, by tiles and unpa
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  tests::TinyModel tiny;
-  tiny.architecture = GENERATE("llama", "qwen2", "qwen3");
-  tiny.vocab_size = 101;
-  tiny.hidden_size = 208;
-  tiny.num_heads = 7;
-  tiny.num_kv_heads = 1;
-  tiny.head_dim = 16;
+  const std::string architecture = GENERATE("llama", "qwen2", "qwen3");
   // Rows for each way to divide the columns: short rows, rows that fill the registers, and longer rows; the last two
   // are also long enough for the kernel by tiles.
-  tiny.feed_forward_size = GENERATE(272, 1808, 2064, 4112);
-  tiny.write_head_dim = true;
-  tiny.spread = 0.8;
-  tiny.float8 = true;
+  const int feed_forward_size = GENERATE(272, 1808, 2064, 4112);
+  const tests::TinyModel tiny = tests::uneven_float8_model(architecture, feed_forward_size);
   const tests::Bytes bytes = tiny.builder().build();
   const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
   Random random(3);
@@ -330,17 +322,7 @@ TEST_CASE("GPU Llama: each kernel in a small case", "[.sanitize]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  tests::TinyModel tiny;
-  tiny.architecture = GENERATE("llama", "qwen2", "qwen3");
-  tiny.vocab_size = 101;
-  tiny.hidden_size = 208;
-  tiny.num_heads = 7;
-  tiny.num_kv_heads = 1;
-  tiny.head_dim = 16;
-  tiny.feed_forward_size = 2064;
-  tiny.write_head_dim = true;
-  tiny.spread = 0.8;
-  tiny.float8 = true;
+  const tests::TinyModel tiny = tests::uneven_float8_model(GENERATE("llama", "qwen2", "qwen3"), 2064);
   const tests::Bytes bytes = tiny.builder().build();
   const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
   const std::vector<int> chunks = {1, 9, 20, 40, 130};

@@ -360,4 +360,20 @@ struct TinyModel {
   }
 };
 
+// Sizes that no kernel's tiles divide evenly, and float8 weights.
+inline TinyModel uneven_float8_model(const std::string& architecture, int feed_forward_size) {
+  TinyModel model;
+  model.architecture = architecture;
+  model.vocab_size = 101;
+  model.hidden_size = 208;
+  model.num_heads = 7;
+  model.num_kv_heads = 1;
+  model.head_dim = 16;
+  model.feed_forward_size = feed_forward_size;
+  model.write_head_dim = true;
+  model.spread = 0.8;
+  model.float8 = true;
+  return model;
+}
+
 }  // namespace tests
