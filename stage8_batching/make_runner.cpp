@@ -23,7 +23,7 @@
 #endif
 #endif
 #ifdef COURSE_PRODUCTION
-#include "production/scoring/scoring_cpu_runner.h"
+#include "production/cpu/scoring_cpu_runner.h"
 #endif
 
 namespace stage8 {

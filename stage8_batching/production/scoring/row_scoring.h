@@ -1,5 +1,5 @@
 // What a runner is that also scores rows of a step (prompt_scores.h): log-probabilities of tokens that are known
-// already. On a CPU: scoring_cpu_runner.h. On a GPU: ../recording_runner.h.
+// already. On a CPU: ../cpu/scoring_cpu_runner.h. On a GPU: ../recording_runner.h.
 #pragma once
 
 #include <utility>

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "../../cpu_runner.h"
-#include "row_scoring.h"
+#include "../scoring/row_scoring.h"
 
 namespace stage8 {
 
