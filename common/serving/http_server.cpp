@@ -332,6 +332,7 @@ struct HttpServer::Impl {
   void hand_over(Connections::iterator connection);
   void drop_late_ones();
   bool is_over();
+  void end_waiting();
   void wake() const;
   void work(std::list<std::thread>::iterator self);
   void join_ended();
@@ -476,22 +477,46 @@ void HttpServer::Impl::join_ended() {
 // Collects the connections that the workers have answered. True: the server ends, and the last reply is sent. Clients
 // that do not read their replies have one more time-out.
 bool HttpServer::Impl::is_over() {
-  const std::lock_guard lock(mutex);
-  waiting.splice(waiting.end(), returned);
+  {
+    const std::lock_guard lock(mutex);
+    waiting.splice(waiting.end(), returned);
+  }
   if (!is_ending) {
     return false;
   }
   if (listener.get() >= 0) {
-    listener = Socket();
     end = SteadyClock::now() + options.timeout;
+    try {
+      accept_all();
+    } catch (const std::bad_alloc&) {  // the others are closed with the listener
+    }
+    listener = Socket();
+    return false;  // what has come is read first
   }
-  waiting.clear();
+  end_waiting();
+  const std::lock_guard lock(mutex);
   if (SteadyClock::now() > end) {
     for (const Connection& connection : answered) {
       ::shutdown(connection.socket.get(), SHUT_RDWR);
     }
   }
-  return requests.empty() && answered.empty();
+  return waiting.empty() && requests.empty() && answered.empty() && returned.empty();
+}
+
+// Refuses requests that have begun, and closes connections that say nothing. A new one has a moment to say something,
+// and one whose last reply is sent a second to be closed by its client: with something unread it would be reset.
+void HttpServer::Impl::end_waiting() {
+  constexpr std::chrono::milliseconds kFirstBytes{100};
+  for (auto connection = waiting.begin(); connection != waiting.end();) {
+    const auto next = std::next(connection);
+    const bool has_begun = connection->reader.has_begun() || !connection->received.empty();
+    if (!connection->is_ending && has_begun) {
+      refuse(connection, 503, "the server is ending");
+    } else if (SteadyClock::now() - connection->since > (connection->is_ending ? reply_timeout.limit() : kFirstBytes)) {
+      waiting.erase(connection);
+    }
+    connection = next;
+  }
 }
 
 void HttpServer::Impl::wait_for_news() {

@@ -45,8 +45,8 @@ class HttpServer {
   explicit HttpServer(const HttpOptions& options);
   // The same, and serves.
   HttpServer(Api& api, const HttpOptions& options);
-  // Accepts no more connections, and waits for the replies in flight: a second for a client that does not read its
-  // reply, and one time-out at most.
+  // Accepts no more connections, refuses requests that have come in part, and waits for the replies in flight: a second
+  // for a client that does not read its reply, or does not close its connection behind it, and one time-out at most.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;

@@ -1771,6 +1771,25 @@ TEST_CASE("HTTP: the threads of a burst of clients end with it") {
   }
 }
 
+TEST_CASE("HTTP: requests that have come when the server ends are refused in words") {
+  HttpFixture fixture;
+  fixture.engine.drain();
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.drained(); }));
+  fixture.server->prepare_to_end();
+  const std::string request = http_post("/v1/completions", completion_body(kPrompts[0], 4).dump());
+  std::vector<HttpConnection> clients;
+  for (int i = 0; i < 100; ++i) {
+    clients.emplace_back(fixture.server->port());
+    clients.back().send(i % 4 == 0 ? request.substr(0, request.size() - 1) : request);
+  }
+  fixture.server.reset();
+  for (HttpConnection& client : clients) {
+    const HttpReply reply = read_reply(client);
+    CHECK(reply.status == 503);
+    CHECK(reply.body.find("the server is ending") != std::string::npos);
+  }
+}
+
 TEST_CASE("HTTP: the server's end does not wait long for clients that read nothing") {
   constexpr std::chrono::milliseconds kTimeout{500};
   HttpFixture fixture({.num_slots = 16384}, 64, kTimeout);
