@@ -1105,21 +1105,28 @@ ApiReply Api::pool(const ApiRequest& request) {
   MemoryAccount::Share memory(options_.memory);
   reserve(memory, bytes_to_read(request.body));
   const Fields fields(request.body.empty() ? "{}" : request.body);
-  if (fields.boolean("while_watched", false)) {
-    has_changes_ = true;
-  }
+  const bool lasts = !fields.boolean("while_watched", false);
+  const auto accept = [&] {
+    fields.refuse_others();
+    if (!lasts) {
+      has_changes_ = true;
+    }
+  };
   if (request.path == "/pool/pause") {
+    accept();
     engine_.pause();
   } else if (request.path == "/pool/run") {
+    accept();
     engine_.run();
   } else if (request.path == "/pool/step") {
+    accept();
     engine_.step();
   } else if (request.path == "/pool/restart") {
     constexpr int kMaxSlots = 1 << 24;
     constexpr int kMaxBlockSize = 1 << 16;
     if (fields.boolean("as_started", false)) {
-      fields.refuse_others();
-      engine_.restart(std::nullopt);
+      accept();
+      engine_.restart(std::nullopt, lasts);
       return json_reply({{"paused", engine_.is_paused()}});
     }
     PoolSizes sizes = engine_.sizes();
@@ -1129,8 +1136,8 @@ ApiReply Api::pool(const ApiRequest& request) {
     if (fields.find("swap") != nullptr) {
       sizes.swaps = fields.boolean("swap", false);
     }
-    fields.refuse_others();
-    engine_.restart(sizes);
+    accept();
+    engine_.restart(sizes, lasts);
   } else {
     constexpr int kMaxDemoBlocks = 1024;
     if (fields.find("blocks") != nullptr) {

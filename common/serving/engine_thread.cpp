@@ -297,12 +297,13 @@ void EngineThread::step() {
   post([this] { steps_to_run_ += 1; });
 }
 
-void EngineThread::restart(const std::optional<PoolSizes>& sizes) {
+void EngineThread::restart(const std::optional<PoolSizes>& sizes, bool lasts) {
   const auto done = std::make_shared<std::promise<void>>();
   std::future<void> result = done->get_future();
-  post([this, sizes, done] {
+  post([this, sizes, lasts, done] {
     try {
       restart_engine(sizes);
+      lasting_sizes_ = lasts ? sizes : lasting_sizes_;
     } catch (const InputError&) {
       done->set_exception(std::current_exception());
       return;
@@ -322,8 +323,8 @@ bool EngineThread::restore() {
   post([this, done] {
     const bool is_free = clients_.empty();  // requests that come from now on find the new pool
     try {
-      if (is_free && wanted_sizes_.has_value()) {
-        restart_engine(std::nullopt);
+      if (is_free && wanted_sizes_ != lasting_sizes_) {
+        restart_engine(lasting_sizes_);
       }
     } catch (const InputError&) {  // the pool stays, or there is none and failure() says so
     } catch (...) {

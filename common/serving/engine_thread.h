@@ -107,13 +107,13 @@ class EngineThread {
   void run();
   void step();  // one step, and then pause
   bool is_paused() const { return is_paused_; }
-  // Ends all requests, makes a new engine, and then returns. Without sizes, they are those of the start. If these sizes
-  // are not possible, keeps the old sizes and throws InputError. If the old sizes have become impossible too, there is
-  // no engine until there is memory for it or a restart succeeds, and failure() says so. Also throws what ends the
-  // engine meanwhile, such as bad_alloc.
-  void restart(const std::optional<PoolSizes>& sizes);
+  // Ends all requests, makes a new engine, and then returns. Without sizes, they are those of the start. lasts:
+  // restore() does not undo it. If these sizes are not possible, keeps the old sizes and throws InputError. If the old
+  // sizes have become impossible too, there is no engine until there is memory for it or a restart succeeds, and
+  // failure() says so. Also throws what ends the engine meanwhile, such as bad_alloc.
+  void restart(const std::optional<PoolSizes>& sizes, bool lasts = true);
   // Undoes what clients have changed: steps are computed again, unless the start was paused, and if there is no
-  // request, the pool is made as it was at the start. False: there is one.
+  // request, the pool is made as it was at the start or after the latest restart that lasts. False: there is one.
   bool restore();
   PoolSizes sizes() const;
 
@@ -183,8 +183,9 @@ class EngineThread {
   // Used by the engine's thread only.
   std::unique_ptr<ServedEngine> engine_;   // null: it has failed
   std::optional<PoolSizes> wanted_sizes_;  // a restart's
-  std::map<int, Client> clients_;          // by id, for requests that have not ended
-  Client arriving_;                        // the first of its ticket's requests that clients_ does not know yet
+  std::optional<PoolSizes> lasting_sizes_;
+  std::map<int, Client> clients_;  // by id, for requests that have not ended
+  Client arriving_;                // the first of its ticket's requests that clients_ does not know yet
   int next_id_ = 0;
   int num_ended_ = 0;  // requests that num_live_ still counts, until their ends are shown
   int num_pools_ = 0;

@@ -41,6 +41,8 @@ struct PoolSizes {
   int token_budget = 0;
   // Whether preempted requests move to the host's memory; absent: as the engine's options say.
   std::optional<bool> swaps = std::nullopt;
+
+  friend bool operator==(const PoolSizes&, const PoolSizes&) = default;
 };
 
 // The properties with which an engine was made.

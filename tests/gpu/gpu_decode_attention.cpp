@@ -219,6 +219,17 @@ TEST_CASE("Decode attention: a captured graph follows the lengths (stage 7, inva
   CHECK(std::memcmp(result.data(), expected.data(), result.size() * sizeof(float)) == 0);
 }
 
+TEST_CASE("Decode attention: more sequences than the plan has threads", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::vector<int> lengths(1030);
+  std::generate(lengths.begin(), lengths.end(), [s = -1]() mutable { return ++s % 3 == 0 ? 0 : 1 + s % 20; });
+  lengths.back() = 100;
+  GpuBatch batch({.num_kv_heads = 1, .group = 1, .head_dim = 64, .context_lengths = lengths, .query_lengths = {}});
+  CHECK(batch.check(batch.decode()) == tests::kNoDifference);
+}
+
 // More heads than multiprocessors have a kernel of their own. Up to twice as many, a share is a head; beyond, if
 // contexts are short and about equal, it is several whole heads, absent ones counted; and else equal parts of all
 // tiles.

@@ -156,6 +156,19 @@ TEST_CASE("Paged attention: a captured graph follows the lengths (stage 7, invar
   CHECK(batch.check(tests::to_floats(batch.output.download(), ScalarType::kBFloat16)) == tests::kNoDifference);
 }
 
+TEST_CASE("Paged attention: a step without tokens needs no rows, and launches nothing", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  CAPTURE(table.name);
+  GpuBatch batch({.context_lengths = {20}, .query_lengths = {20}});
+  common::StepArrays none = batch.step(0);
+  none.num_tokens = 0;
+  none.batch.num_sequences = 0;
+  CHECK_NOTHROW(table.kernels->attend(batch.pages_of(*table.kernels), none, {}, nullptr, {}, batch.stream.get()));
+}
+
 TEST_CASE("Paged attention: bad arguments are refused before anything is launched (stage 7, invariant 6)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

@@ -635,6 +635,25 @@ TEST_CASE("what a page changes lasts as long as someone watches") {
     CHECK(fixture.post("/pool/restart", {{"slots", 128}}).status == 200);
     restore();
     CHECK(num_slots() == 128);
+    // Nor is it undone with what a page changes after it.
+    reader = std::make_unique<PoolReader>(fixture);
+    CHECK(fixture.post("/pool/restart", small).status == 200);
+    reader.reset();
+    restore();
+    CHECK(num_slots() == 128);
+  }
+  SECTION("what is refused changes nothing") {
+    reader.reset();
+    restore();
+    fixture.engine.pause();
+    for (const json& body : {json{{"slots", 0}, {"while_watched", true}}, json{{"while_watched", 1}}}) {
+      CHECK(fixture.post("/pool/restart", body).status == 400);
+    }
+    for (const char* const path : {"/pool/pause", "/pool/run", "/pool/step"}) {
+      CHECK(fixture.post(path, {{"while_watched", true}, {"times", 2}}).status == 400);
+    }
+    restore();
+    CHECK(fixture.engine.is_paused());
   }
 }
 
@@ -1812,7 +1831,7 @@ TEST_CASE("HTTP: the server's end does not wait long for clients that read nothi
 
 TEST_CASE("HTTP: once the end is near, no client is waited for that has stopped reading") {
   HttpFixture fixture({.num_slots = 16384}, 64, std::chrono::seconds(60));
-  json body = completion_body(kPrompts[0], 300, 1.0);
+  json body = completion_body(kPrompts[0], 150, 1.0);
   body["stream"] = true;
   body["ignore_eos"] = true;
   body["n"] = 4;
