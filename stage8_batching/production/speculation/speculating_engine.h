@@ -56,8 +56,11 @@ class SpeculatingEngine : public Engine {
 void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache);
 
 // num_drafts: max drafts of a step for requests that do not say. cost: what drafts cost; absent: as on this runner.
+// num_host_cache_blocks: how many of the runner's host blocks are not for swapping, but a second tier of the prefix
+// cache (../host_cache/host_cache.h).
 std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
                                                            std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
-                                                           const std::optional<TokenCost>& cost = std::nullopt);
+                                                           const std::optional<TokenCost>& cost = std::nullopt,
+                                                           int num_host_cache_blocks = 0);
 
 }  // namespace
