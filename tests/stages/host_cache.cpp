@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/parallel.h"
+#include "common/serving/prometheus.h"
 #include "tests/stages/late_runner.h"
 #include "tests/stages/number_pool.h"
 #include "tests/stages/serving_fixtures.h"
@@ -19,6 +21,7 @@
 // clang-format off
 #include STAGE_HEADER(production/host_cache/host_cache.h)
 #include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+#include STAGE_HEADER(serve/engine_adapter.h)
 // clang-format on
 
 using common::Token;
@@ -49,12 +52,12 @@ class TieredPool {
   }
 
   // Serves the text as a request that ends. Returns how many of its tokens were not computed.
-  int serve(const Tokens& text, std::uint64_t salt = 0) {
+  int serve(const Tokens& text, std::uint64_t salt = 0, const stage::Admission& admission = {}) {
     constexpr int kSequence = 0;
     host_.touch(manager_.prefix_cache(), text, salt);
-    REQUIRE(manager_.allocate(kSequence, text, salt));
+    REQUIRE(manager_.allocate(kSequence, text, salt, admission));
     const auto in_pool = static_cast<std::size_t>(manager_.length(kSequence));
-    host_.restore(manager_, kSequence, std::span(text).subspan(in_pool), salt, {});
+    host_.restore(manager_, kSequence, std::span(text).subspan(in_pool), salt, admission);
     const int num_found = manager_.length(kSequence);
     copies = tests::pairs({host_.pending_copies().begin(), host_.pending_copies().end()});
     for (const stage::BlockCopy& copy : host_.pending_copies()) {
@@ -79,6 +82,17 @@ class TieredPool {
     return num_found;
   }
 
+  // Takes all blocks but these, the last of which are taken first.
+  void leave(const Blocks& blocks) {
+    const int num_blocks = manager_.usage().total / manager_.block_size();
+    for (int i = 0; i < num_blocks; ++i) {
+      REQUIRE(manager_.allocate(100 + i, 1));
+    }
+    for (const int block : blocks) {
+      manager_.free(100 + block);  // the first allocation has block 0
+    }
+  }
+
   Blocks in_use() const { return {host_.in_use().begin(), host_.in_use().end()}; }
   HostCache& host() { return host_; }
   stage::KvCacheManager& manager() { return manager_; }
@@ -95,23 +109,36 @@ class TieredPool {
 // A request that ends after one token, so that only its prompt is in the cache.
 stage::GenerationRequest ask(int num_tokens, int salt) { return {tests::make_request(num_tokens, 1, salt)}; }
 
+// Keeps the result.
+class Kept : public common::RequestSink {
+ public:
+  explicit Kept(common::RequestResult& result) : result_(result) {}
+  void on_token(int, int, Token, const common::TokenLogprobs*) override {}
+  void on_end(int, common::RequestResult result) override { result_ = std::move(result); }
+
+ private:
+  common::RequestResult& result_;
+};
+
 }  // namespace
 
+// HOST_CACHE.md, by hand.
 TEST_CASE("host cache: what the pool evicts is copied to the host, and back when a text goes on there") {
-  TieredPool pool(3, 4, 6);
+  TieredPool pool(8, 4, 4);
+  pool.leave({3, 1, 7});
   const Tokens text = tokens_from(1, 10);
-  const Tokens other = tokens_from(21, 10);
   CHECK(pool.serve(text) == 0);
-  CHECK(pool.table == Blocks{0, 1, 2});
-  // The third block is free: it was not full. The second one is evicted first, being deeper than the first.
-  CHECK(pool.serve(other) == 0);
-  CHECK(pool.copies == Copies{{1, 3}, {0, 4}});
-  CHECK(pool.in_use() == Blocks{3, 4});
+  CHECK(pool.table == Blocks{7, 1, 3});
+  // Block 3 is free: it was not full. Block 1 is evicted before block 7, being deeper.
+  CHECK(pool.serve(tokens_from(21, 10)) == 0);
+  CHECK(pool.table == Blocks{3, 1, 7});
+  CHECK(pool.copies == Copies{{1, 8}, {7, 9}});
+  CHECK(pool.in_use() == Blocks{8, 9});
   // The other text's blocks go the same way before this one's come back into them.
   CHECK(pool.serve(text) == 8);
-  CHECK(pool.copies.size() == 4);
-  CHECK(pool.copies[2].first == 4);
-  CHECK(pool.copies[3].first == 3);
+  CHECK(pool.table == Blocks{7, 1, 3});
+  CHECK(pool.copies == Copies{{1, 10}, {3, 11}, {9, 7}, {8, 1}});
+  CHECK(pool.in_use() == Blocks{10, 11, 8, 9});
   CHECK(pool.host().statistics().stored == 4);
   CHECK(pool.host().statistics().restored == 2);
   CHECK(pool.host().statistics().hits == 1);
@@ -176,6 +203,41 @@ TEST_CASE("host cache: a text is found again after it came back alone, without w
   pool.serve(tokens_from(41, 8));
   REQUIRE(pool.manager().prefix_cache().find(text, 0).empty());
   CHECK(pool.serve(text) == 6);
+}
+
+TEST_CASE("host cache: what makes room for a block may take that block's place on the host: then it is not found") {
+  TieredPool pool(4, 2, 3);
+  const Tokens text = tokens_from(1, 7);
+  pool.serve(text);
+  pool.serve(tokens_from(21, 8));
+  REQUIRE(pool.in_use().size() == 3);
+  // Admitted with a block, whose eviction gives up the text's third block on the host. Room for the second one is made
+  // by another eviction, which gives that one up.
+  CHECK(pool.serve(text, 0, {1}) == 2);
+}
+
+TEST_CASE("host cache: copies that a failed step has left come before those of the next step") {
+  stage::KvCacheManager manager(3, 2, stage::hash_block, 2);
+  HostCache host(5, 4, 2);
+  manager.on_evict([&](int block) { host.store(manager.prefix_cache(), block); });
+  const Tokens text = {1, 2, 3};
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, text);
+  REQUIRE(manager.swap_out(Blocks{0}));
+  REQUIRE(manager.allocate(1, tokens_from(21, 6)));  // evicts the block that was left behind
+  manager.free(1);
+  manager.clear_pending_copies();
+  host.clear_pending_copies(host.pending_copies().size());
+  REQUIRE(manager.swap_in(Blocks{0}));
+  const Copies left = tests::pairs({manager.pending_copies().begin(), manager.pending_copies().end()});
+  REQUIRE(left.size() == 2);
+  const int published = manager.block_table(0).front();
+  manager.free(0);
+  host.take_over_copies(manager);
+  CHECK(manager.pending_copies().empty());
+  REQUIRE(manager.allocate(1, tokens_from(41, 6)));  // evicts the block before its content is there
+  CHECK_FALSE(manager.prefix_cache().contains(published));
+  CHECK(tests::pairs({host.pending_copies().begin(), host.pending_copies().end()}) == left);  // its text is there
 }
 
 TEST_CASE("host cache: no more comes back than leaves the spare blocks, and room for the step") {
@@ -259,7 +321,77 @@ TEST_CASE("host cache: nothing is kept if computing it again is cheaper") {
   }
 }
 
+TEST_CASE("host cache: a server's figures tell the tiers apart") {
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots = 24;
+  options.block_size = 4;
+  options.num_host_slots = 5;
+  for (const int num_slots : {0, 61}) {
+    const auto served =
+        stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true}, 0, nullptr, num_slots);
+    for (const int salt : {1, 2, 1}) {
+      common::RequestResult result;
+      served->submit({tests::make_request(22, 1, salt)}, 0.0, std::make_unique<Kept>(result));
+      while (served->step()) {
+      }
+    }
+    common::ServerState state;
+    state.status = served->status();
+    const common::HostCacheFigures& figures = state.status.host_cache;
+    CHECK(served->description().num_host_blocks == 2);
+    CHECK(state.status.num_host_blocks_used == 0);
+    CHECK(state.status.prefix.hits == 0);  // in the pool
+    CHECK(state.status.prefix.prompt_tokens_found == (num_slots > 0 ? 20 : 0));
+    CHECK(figures.num_blocks == (num_slots > 0 ? 16 : 0));
+    CHECK(figures.hits == (num_slots > 0 ? 1 : 0));
+    CHECK(figures.restored == (num_slots > 0 ? 5 : 0));
+    CHECK(figures.stored == figures.num_used);
+    const std::string text = common::metrics_text(state, "small");
+    CHECK((text.find("course:host_cache_restored_total{model_name=\"small\"} 5\n") != std::string::npos) ==
+          (num_slots > 0));
+    CHECK((text.find("host_cache") != std::string::npos) == (num_slots > 0));
+  }
+  options.prefix_cache = false;
+  CHECK_THROWS_AS(stage::make_served_engine(tests::small_model(), options, {}, 0, nullptr, 8), common::InputError);
+}
+
+TEST_CASE("host cache: a prompt that is scored has its scores, and is computed") {
+  std::vector<std::vector<common::TokenLogprobs>> scores;
+  for (const int num_slots : {0, 64}) {
+    stage::EngineOptions options;
+    options.gpu.device = stage::Device::kCpu;
+    options.num_slots = 24;
+    options.block_size = 4;
+    const auto served =
+        stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true}, 0, nullptr, num_slots);
+    common::RequestResult result;
+    for (const int salt : {1, 2}) {
+      served->submit({tests::make_request(22, 1, salt)}, 0.0, std::make_unique<Kept>(result));
+      while (served->step()) {
+      }
+    }
+    stage::GenerationRequest scored{tests::make_request(22, 21, 1)};  // has been evicted
+    scored.request.forced.assign(scored.request.prompt.begin() + 1, scored.request.prompt.end());
+    scored.request.prompt.resize(1);
+    scored.request.num_logprobs = 1;
+    served->submit(scored, 0.0, std::make_unique<Kept>(result));
+    while (served->step()) {
+    }
+    CHECK(result.error == kNoProblem);
+    CHECK(result.cached_tokens == 0);
+    scores.push_back(result.completions.front().logprobs);
+  }
+  REQUIRE(scores[0].size() == 21);
+  REQUIRE(scores[1].size() == 21);
+  for (std::size_t i = 0; i < scores[0].size(); ++i) {
+    CHECK(scores[0][i].drawn.logprob == scores[1][i].drawn.logprob);
+    CHECK(scores[0][i].drawn.logprob < 0.0F);
+  }
+}
+
 TEST_CASE("host cache: a copy that fails is carried out with the next pass, in its order") {
+  common::set_num_threads(1);  // they would wait for each other longer than they compute
   for (int index = 0; index < 6; ++index) {
     for (const bool is_done : {false, true}) {
       tests::ServingOptions options;

@@ -10,7 +10,7 @@ HostCacheScheduler::HostCacheScheduler(KvCacheManager& manager, const SchedulerO
                                        int default_drafts, const TokenCost& cost, std::shared_ptr<HostCache> host_cache)
     : SpeculatingScheduler(manager, options, use_prefix_cache, default_drafts, cost),
       host_cache_(std::move(host_cache)) {
-  if (options.block_swap_cost < manager.block_size() * options.token_compute_cost) {
+  if (pays(options, manager.block_size())) {
     manager.on_evict([this](int block) { host_cache_->store(manager_.prefix_cache(), block); });
   }
 }

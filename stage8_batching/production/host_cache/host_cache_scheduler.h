@@ -11,8 +11,12 @@ namespace stage8 {
 
 class HostCacheScheduler : public SpeculatingScheduler {
  public:
-  // Blocks are kept if moving one out and in costs less than computing its tokens again. The runner that computes the
-  // steps carries out the host cache's copies.
+  // Whether moving a block out and in costs less than computing its tokens again; else none is kept.
+  static bool pays(const SchedulerOptions& options, int block_size) {
+    return options.block_swap_cost < block_size * options.token_compute_cost;
+  }
+
+  // The runner that computes the steps carries out the host cache's copies.
   HostCacheScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
                      int default_drafts, const TokenCost& cost, std::shared_ptr<HostCache> host_cache);
 

@@ -32,10 +32,11 @@ TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Ru
 }  // namespace
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
-                                     std::unique_ptr<Runner> runner, Clock& clock, const MakeScheduler& make_scheduler)
+                                     std::unique_ptr<Runner> runner, Clock& clock, const MakeScheduler& make_scheduler,
+                                     RowScoring* scoring)
     : Engine(model, options, std::move(runner), clock, make_scheduler),
       speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)),
-      scoring_(dynamic_cast<RowScoring*>(runner_.get())) {}
+      scoring_(scoring) {}
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
@@ -174,6 +175,7 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
                                                            const std::optional<TokenCost>& cost,
                                                            int num_host_cache_blocks) {
   const TokenCost chosen = cost.value_or(token_cost(model, options.gpu, *runner));
+  auto* const scoring = dynamic_cast<RowScoring*>(runner.get());
   std::shared_ptr<HostCache> host_cache;
   if (num_host_cache_blocks > 0) {
     const CacheSize& size = runner->cache();
@@ -188,7 +190,7 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
     }
     return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);
   };
-  return std::make_unique<SpeculatingEngine>(model, options, std::move(runner), clock, make_scheduler);
+  return std::make_unique<SpeculatingEngine>(model, options, std::move(runner), clock, make_scheduler, scoring);
 }
 
 }  // namespace
