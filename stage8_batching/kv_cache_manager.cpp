@@ -371,6 +371,9 @@ int KvCacheManager::num_available() const {
 
 int KvCacheManager::allocate_block() {
   if (free_blocks_.empty()) {
+    if (on_evict_) {
+      on_evict_(prefix_cache_.evictable().front());
+    }
     free_blocks_.push_back(prefix_cache_.evict());
   }
   const int block = free_blocks_.back();

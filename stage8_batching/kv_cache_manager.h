@@ -7,9 +7,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "block_copy.h"
@@ -134,6 +136,9 @@ class KvCacheManager {
   const std::vector<int>& free_blocks() const { return free_blocks_; }
   const PrefixCache& prefix_cache() const { return prefix_cache_; }
   void reset_prefix_cache();  // forgets which blocks hold which text
+  // Called with each block that is about to be evicted: its text is still published, and its K and V are not written to
+  // before the next pass. Must not throw.
+  void on_evict(std::function<void(int block)> callback) { on_evict_ = std::move(callback); }
   // How many block tables contain the block; 0: it is free or cached.
   int reference_count(int block) const { return reference_counts_.at(static_cast<std::size_t>(block)); }
   Usage usage() const;
@@ -165,6 +170,7 @@ class KvCacheManager {
   std::map<SequenceId, Sequence> swapped_;  // their block tables contain host blocks
   std::vector<int> free_host_blocks_;
   std::map<int, std::vector<common::Token>> host_tokens_;  // by host block, if it was published before
+  std::function<void(int block)> on_evict_;
 };
 
 }  // namespace

@@ -45,6 +45,11 @@ class PrefixCache {
 
   bool contains(int block) const { return entries_.contains(block); }
   const std::vector<common::Token>& tokens(int block) const { return entries_.at(block).tokens; }
+  // The number of the text that ends with the published block: equal for equal texts and for no others, and never used
+  // again. The parent's: that of the text before the block; 0: it is the first.
+  std::int64_t text(int block) const { return entries_.at(block).text; }
+  std::int64_t parent_text(int block) const { return entries_.at(block).parent_text; }
+  std::uint64_t salt(int block) const { return entries_.at(block).salt; }
 
   // The published block has lost its last owner: it can be evicted, after the blocks that are evictable already.
   void make_evictable(int block);

@@ -28,6 +28,16 @@ struct PrefixFigures {
   std::int64_t prompt_tokens_found = 0;
 };
 
+// A second tier of the prefix cache, in the host's memory: all 0 without one. Counts are since it was made.
+struct HostCacheFigures {
+  int num_blocks = 0;
+  int num_used = 0;            // with a text
+  std::int64_t stored = 0;     // blocks copied there, when the pool evicted them
+  std::int64_t restored = 0;   // blocks copied back into the pool
+  std::int64_t hits = 0;       // sequences for which at least one was copied back
+  std::int64_t evictions = 0;  // blocks whose texts were given up
+};
+
 // The spans in it belong to the cache: they are valid until it changes.
 struct PoolSnapshot {
   struct Sequence {

@@ -85,6 +85,19 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
         static_cast<double>(status.prefix.hits));
   value("course:prefix_cache_evictions_total", "counter", "Cached blocks whose contents were given up.",
         static_cast<double>(status.prefix.evictions));
+  if (const HostCacheFigures& host = status.host_cache; host.num_blocks > 0) {
+    value("course:host_cache_blocks", "gauge", "Blocks of the prefix cache's second tier, in the host's memory.",
+          host.num_blocks);
+    value("course:host_cache_blocks_used", "gauge", "Those that have a text.", host.num_used);
+    value("course:host_cache_stored_total", "counter", "Evicted blocks that were copied there.",
+          static_cast<double>(host.stored));
+    value("course:host_cache_restored_total", "counter", "Blocks that were copied back into the pool.",
+          static_cast<double>(host.restored));
+    value("course:host_cache_lookups_with_hits_total", "counter", "Sequences for which at least one was copied back.",
+          static_cast<double>(host.hits));
+    value("course:host_cache_evictions_total", "counter", "Blocks whose contents the second tier gave up.",
+          static_cast<double>(host.evictions));
+  }
   value("course:steps_total", "counter", "Forward passes of the batch.", static_cast<double>(tally.steps.steps));
   head("vllm:request_success_total", "counter", "Requests that have ended, by reason.");
   for (const auto& [name, reason] : {std::pair("length", FinishReason::kLength), std::pair("stop", FinishReason::kStop),

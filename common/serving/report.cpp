@@ -60,7 +60,12 @@ std::string report_table(const ServedEngine& engine, const Tally& tally, const s
   add("the same, while memory is short", format_percent(tally.slots_used_while_memory_short.value(), 1.0));
   add("preempted: recomputed, swapped", format("%lld, %lld", static_cast<long long>(tally.steps.recomputed),
                                                static_cast<long long>(tally.steps.swapped_out)));
-  add("prefix hits", format_count(engine.status().prefix.hits));
+  const EngineStatus status = engine.status();
+  add("prefix hits", format_count(status.prefix.hits));
+  if (status.host_cache.num_blocks > 0) {
+    add("blocks evicted to the host, and back", format("%lld, %lld", static_cast<long long>(status.host_cache.stored),
+                                                       static_cast<long long>(status.host_cache.restored)));
+  }
   return table.to_string() + "\n" + times.to_string();
 }
 

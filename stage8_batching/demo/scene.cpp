@@ -1,6 +1,5 @@
 #include "scene.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -71,6 +70,7 @@ class SchedulerScene : public common::Scene {
       : manager_(kNumBlocks, kBlockSize, hash_block, preemption == Preemption::kRecompute ? 0 : kNumBlocks),
         num_host_blocks_(manager_.num_free_host_blocks()),
         scheduler_(manager_, {.token_budget = kTokenBudget, .headroom = 0, .preemption = preemption}) {
+    manager_.on_evict([this](int block) { evicted_.push_back(block); });
     add_command(
         "add NAME PROMPT NEW",
         [](const Words& words) {
@@ -202,8 +202,6 @@ class SchedulerScene : public common::Scene {
     if (requests_.empty()) {
       return "There is nothing to do: no request runs, and none waits.";
     }
-    const std::vector<int> cached(manager_.prefix_cache().evictable().begin(),
-                                  manager_.prefix_cache().evictable().end());
     std::map<int, int> lengths;  // of those that run, in blocks: what each takes along if it is swapped out
     for (const auto& group : scheduler_.running()) {
       lengths[group->id()] = blocks_needed(manager_.length(group->sequences().front()), kBlockSize);
@@ -215,10 +213,8 @@ class SchedulerScene : public common::Scene {
     num_steps_ += 1;
     num_step_tokens_ = scheduled.num_tokens;
     num_computed_ += scheduled.num_tokens;
-    std::set<int> taken_back;  // blocks that were found by their text
-    std::string said = said_of_preempted(scheduled) + said_of_admitted(scheduled, taken_back);
+    std::string said = said_of_preempted(scheduled) + said_of_admitted(scheduled);
     note_copies();
-    note_evicted(cached, taken_back);
     said += said_of_tokens(scheduled);
     std::string ended;
     for (const ScheduledGroup& group : scheduled.groups) {
@@ -244,7 +240,7 @@ class SchedulerScene : public common::Scene {
     return said;
   }
 
-  std::string said_of_admitted(const ScheduledStep& step, std::set<int>& taken_back) {
+  std::string said_of_admitted(const ScheduledStep& step) {
     std::string said;
     for (const SequenceGroup* group : step.admitted) {
       const bool is_back = preempted_.contains(group->id());
@@ -255,8 +251,6 @@ class SchedulerScene : public common::Scene {
       if (num_found > 0 && is_swapped_in) {
         said += ": its blocks come back from the host's memory, as " + listed("block", manager_.block_table(sequence));
       } else if (num_found > 0) {
-        const std::vector<int>& table = manager_.block_table(sequence);
-        taken_back.insert(table.begin(), table.begin() + num_found / kBlockSize);
         said += ": " + std::to_string(num_found) + " of its tokens are still cached";
       }
       said += ". ";
@@ -295,16 +289,6 @@ class SchedulerScene : public common::Scene {
     }
     num_copies_ += static_cast<std::int64_t>(copies_.size());
     manager_.clear_pending_copies();
-  }
-
-  // What was cached, is not any more, and was not found by its text has been taken for another text.
-  void note_evicted(const std::vector<int>& cached, const std::set<int>& taken_back) {
-    const std::list<int>& now = manager_.prefix_cache().evictable();
-    for (const int block : cached) {
-      if (std::find(now.begin(), now.end(), block) == now.end() && !taken_back.contains(block)) {
-        evicted_.push_back(block);
-      }
-    }
   }
 
   KvCacheManager manager_;

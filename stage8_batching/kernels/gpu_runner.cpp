@@ -168,7 +168,7 @@ GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, cons
                                    make_sampler, max_rows);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " + common::format_bytes(block_bytes * shape.num_host_blocks) +
-                             " of swapped-out K and V; less of it (--host-slots) may fit");
+                             " of K and V beside the cache; less of it (--host-slots, --host-cache) may fit");
   } catch (const common::OutOfDeviceMemory&) {
     throw common::InputError("the GPU has no room for the model and " +
                              common::format_bytes(block_bytes * shape.num_blocks) +

@@ -104,16 +104,22 @@ class OwningAdapter : private EngineParts, public EngineAdapter {
       : EngineParts(std::move(parts)), EngineAdapter(*EngineParts::engine, *EngineParts::clock, scores_prompts) {}
 };
 
-// On a CPU, cache and host memory are one allocation: if it fails, the error names the larger one.
-std::unique_ptr<Runner> make_served_runner(const common::Llama& model, const EngineOptions& options) {
+// On a CPU, cache and host memory are one allocation: if it fails, the error names the largest part.
+std::unique_ptr<Runner> make_served_runner(const common::Llama& model, EngineOptions options,
+                                           int num_host_cache_blocks) {
+  const int num_host_slots = options.num_host_slots;
+  const int num_host_cache_slots = num_host_cache_blocks * options.block_size;
+  options.num_host_slots =
+      blocks_needed(num_host_slots, options.block_size) * options.block_size + num_host_cache_slots;
   try {
     return make_runner(model, options);
   } catch (const std::bad_alloc&) {
-    if (options.num_host_slots <= std::max(options.num_slots.value_or(0), options.min_slots)) {
+    const int largest = std::max(num_host_slots, num_host_cache_slots);
+    if (largest <= std::max(options.num_slots.value_or(0), options.min_slots)) {
       throw;
     }
-    throw common::InputError(
-        common::format("not enough memory for --host-slots %d; a smaller number may fit", options.num_host_slots));
+    throw common::InputError(common::format("not enough memory for %s %d; a smaller number may fit",
+                                            largest == num_host_slots ? "--host-slots" : "--host-cache", largest));
   }
 }
 
@@ -159,6 +165,7 @@ common::EngineStatus EngineAdapter::status() const {
   status.blocks_moved = blocks_moved_;
   status.prefix = {prefix.lookups,   prefix.hits,    prefix.tokens_saved,
                    prefix.evictions, prompt_tokens_, prompt_tokens_found_};
+  status.host_cache = host_cache_figures(engine_);
   return status;
 }
 
@@ -298,7 +305,11 @@ std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
 
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
                                                          const common::EngineDemand& demand, int num_drafts,
-                                                         const MakeScheduler& make_scheduler) {
+                                                         const MakeScheduler& make_scheduler,
+                                                         int num_host_cache_slots) {
+  if (num_host_cache_slots > 0 && !options.prefix_cache) {
+    throw common::InputError("--host-cache keeps what the prefix cache evicts: --no-prefix-cache leaves it nothing");
+  }
   SchedulerOptions& scheduler = options.scheduler;
   if (demand.requests.empty()) {
     options.min_slots = std::max(options.min_slots, model.config().context_length);
@@ -320,7 +331,8 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
           *demand.sizes->swaps ? 2 * *options.num_slots : 0;  // more than the pool can lose at once
     }
   }
-  std::unique_ptr<Runner> runner = make_served_runner(model, options);
+  const int num_host_cache_blocks = blocks_needed(num_host_cache_slots, options.block_size);
+  std::unique_ptr<Runner> runner = make_served_runner(model, options, num_host_cache_blocks);
   set_preemption_costs(scheduler, model.num_parameters(), runner->cache(),
                        operations_per_byte(runner->is_asynchronous(), options.gpu.types.precision));
   runner->warm_up(scheduler.token_budget, scheduler.max_sequences);
@@ -334,7 +346,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   if (make_scheduler) {
     parts.engine = std::make_unique<Engine>(model, options, std::move(runner), *parts.clock, make_scheduler);
   } else {
-    parts.engine = make_engine(model, options, std::move(runner), num_drafts, *parts.clock);
+    parts.engine = make_engine(model, options, std::move(runner), num_drafts, *parts.clock, num_host_cache_blocks);
   }
   auto adapter = std::make_unique<OwningAdapter>(std::move(parts), scores);
   adapter->watch_passes(demand.on_pass);

@@ -87,10 +87,12 @@ class EngineAdapter : public common::ServedEngine {
 };
 
 // Makes an engine with a clock that starts when all is ready. num_drafts: as for make_engine(); an engine with a
-// scheduler of another kind computes none.
+// scheduler of another kind computes none. num_host_cache_slots: the size of the prefix cache's second tier, in tokens;
+// not with a scheduler of another kind. Throws InputError if there is a second tier without a first.
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
                                                          const common::EngineDemand& demand, int num_drafts = 0,
-                                                         const MakeScheduler& make_scheduler = nullptr);
+                                                         const MakeScheduler& make_scheduler = nullptr,
+                                                         int num_host_cache_slots = 0);
 
 // The pool on which the page runs the commands of `demo --shell`; add_commands adds them.
 common::MakeDemoPool demo_pools(std::function<void(common::Shell&, KvCacheManager&)> add_commands);

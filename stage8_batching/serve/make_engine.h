@@ -1,4 +1,4 @@
-// Chooses the engine. Only this file knows production/speculation/.
+// Chooses the engine. Only this file knows production/speculation/ and production/host_cache/.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 #include "../engine.h"
 #include "common/app/command.h"
 #include "common/model/llama.h"
+#include "common/serving/pool_snapshot.h"
 
 namespace stage8 {
 
@@ -13,15 +14,23 @@ namespace stage8 {
 // command.
 void add_draft_option(common::Command& command, int& num_drafts);
 
+// The option --host-cache: a second tier of the prefix cache, in the host's memory (production/HOST_CACHE.md), in
+// tokens. num_slots must live as long as the command.
+void add_host_cache_option(common::Command& command, int& num_slots);
+
 // Max drafts of a step that a request may ask for: 0 if this build computes none.
 int max_drafts();
 
 // The engine of all commands that take --speculate: one that also computes drafts (SPECULATION.md), if this build can.
-// num_drafts: max drafts of a step for requests that do not say. Throws InputError if num_drafts > 0 and this build
-// computes none. Model and clock must outlive the engine.
+// num_drafts: max drafts of a step for requests that do not say. num_host_cache_blocks: how many of the runner's host
+// blocks are the second tier of the prefix cache. Throws InputError if one of them is not 0 and this build has none of
+// it. Model and clock must outlive the engine.
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
-                                    std::unique_ptr<Runner> runner, int num_drafts,
-                                    Clock& clock = common::real_clock());
+                                    std::unique_ptr<Runner> runner, int num_drafts, Clock& clock = common::real_clock(),
+                                    int num_host_cache_blocks = 0);
+
+// Of the engine's second tier; zeros without one.
+common::HostCacheFigures host_cache_figures(const Engine& engine);
 
 // Whether make_engine() makes an engine of this runner that scores prompts: log-probabilities from the steps that
 // compute them.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -36,16 +37,27 @@ struct ServingOptions {
   bool static_batches = false;
   bool reserve_ahead = false;  // of static batches
   bool speculates = false;     // drafts whenever a request may have some, as if they cost nothing
+  int num_host_cache_blocks = 0;
+  // Puts a runner of the test's own around the one that computes.
+  std::function<std::unique_ptr<stage::Runner>(std::unique_ptr<stage::Runner>)> wrap = nullptr;
 };
 
 inline std::unique_ptr<stage::Engine> make_serving_engine(const common::Llama& model,
                                                           const stage::EngineOptions& engine,
                                                           stage::VirtualClock& clock, const ServingOptions& options) {
-  std::unique_ptr<stage::Runner> runner = stage::make_runner(model, engine);
+  stage::EngineOptions with_host_cache = engine;
+  with_host_cache.num_host_slots += options.num_host_cache_blocks * engine.block_size;
+  std::unique_ptr<stage::Runner> runner = stage::make_runner(model, with_host_cache);
+  poison(*runner);
+  if (options.wrap) {
+    runner = options.wrap(std::move(runner));
+  }
 #ifdef COURSE_PRODUCTION
-  if (options.speculates && !options.static_batches) {
-    const stage::TokenCost cost{.per_token = 0.0, .max_tokens = 64};
-    return stage::make_speculating_engine(model, engine, std::move(runner), 0, clock, cost);
+  if ((options.speculates || options.num_host_cache_blocks > 0) && !options.static_batches) {
+    const stage::TokenCost cost =
+        options.speculates ? stage::TokenCost{.per_token = 0.0, .max_tokens = 64} : stage::kCpuTokenCost;
+    return stage::make_speculating_engine(model, engine, std::move(runner), 0, clock, cost,
+                                          options.num_host_cache_blocks);
   }
 #endif
   stage::MakeScheduler make_scheduler;
@@ -63,7 +75,6 @@ struct Serving {
       : options(serving_options),
         owned_engine(make_serving_engine(model, engine_options(serving_options), clock, serving_options)),
         engine(*owned_engine) {
-    poison(engine);
     engine.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
   }
 

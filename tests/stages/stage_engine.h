@@ -61,16 +61,16 @@ inline stage::CpuRunner& cpu_runner(stage::Engine& engine) { return dynamic_cast
 #endif
 
 // Fills the cache with NaN, so that a read of an unwritten slot shows. A GPU's is full of it from the start.
-inline void poison(stage::Engine& engine) {
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 #if STAGE_NUMBER < 7
-  engine.cache().fill(kNaN);
+inline void poison(stage::Engine& engine) { engine.cache().fill(std::numeric_limits<float>::quiet_NaN()); }
 #else
-  if (auto* const runner = dynamic_cast<stage::CpuRunner*>(&engine.runner())) {
-    runner->kv_cache().fill(kNaN);
+inline void poison(stage::Runner& runner) {
+  if (auto* const cpu = dynamic_cast<stage::CpuRunner*>(&runner)) {
+    cpu->kv_cache().fill(std::numeric_limits<float>::quiet_NaN());
   }
-#endif
 }
+inline void poison(stage::Engine& engine) { poison(engine.runner()); }
+#endif
 
 inline void ignore_token(int, common::Token) {}
 

@@ -6,10 +6,10 @@
 #include "tests/support/failing_allocations.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <new>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,6 +20,13 @@
 #include "tests/stages/late_runner.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/stages/sharing_fixtures.h"
+
+#ifdef COURSE_PRODUCTION
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+// clang-format on
+#endif
 
 namespace {
 
@@ -68,21 +75,44 @@ std::vector<GenerationRequest> make_requests() {
   return requests;
 }
 
+struct Setup {
+  bool run_ahead = false;
+  Preemption preemption = Preemption::kRecompute;
+  int num_host_cache_blocks = 0;  // a second tier of the prefix cache (production/)
+};
+
+const std::vector<Setup> kSetups = {
+    {false, Preemption::kRecompute}, {false, Preemption::kSwap},
+    {true, Preemption::kRecompute},  {true, Preemption::kSwap},
+#ifdef COURSE_PRODUCTION
+    {false, Preemption::kSwap, 6},   {true, Preemption::kRecompute, 6},
+#endif
+};
+
 struct Run {
-  explicit Run(bool run_ahead, Preemption preemption) {
+  explicit Run(const Setup& setup) {
     common::set_num_threads(1);  // they would wait for each other longer than they compute
     stage::EngineOptions options;
     options.num_slots = kNumBlocks * kBlockSize;
     options.block_size = kBlockSize;
-    options.num_host_slots = kNumHostBlocks * kBlockSize;
-    options.scheduler = {.token_budget = 12, .headroom = 0, .preemption = preemption, .run_ahead = run_ahead};
+    options.num_host_slots = (kNumHostBlocks + setup.num_host_cache_blocks) * kBlockSize;
+    options.scheduler = {
+        .token_budget = 12, .headroom = 0, .preemption = setup.preemption, .run_ahead = setup.run_ahead};
     options.gpu.device = stage::Device::kCpu;
     auto cpu = stage::make_runner(small_model(), options);
-    dynamic_cast<stage::CpuRunner&>(*cpu).kv_cache().fill(std::numeric_limits<float>::quiet_NaN());
+    tests::poison(*cpu);
     auto late = std::make_unique<LateRunner>(std::move(cpu));
     runner = late.get();
     runner->around([] { return std::make_shared<Counting>(false); });
-    engine.emplace(small_model(), options, std::move(late), clock);
+    if (setup.num_host_cache_blocks == 0) {
+      engine = std::make_unique<stage::Engine>(small_model(), options, std::move(late), clock);
+    }
+#ifdef COURSE_PRODUCTION
+    if (setup.num_host_cache_blocks > 0) {
+      engine = stage::make_speculating_engine(small_model(), options, std::move(late), 0, clock, stage::kCpuTokenCost,
+                                              setup.num_host_cache_blocks);
+    }
+#endif
     engine->on_step([this](const stage::StepReport& report) {
       const Counting none(false);
       ended.insert(ended.end(), report.ended.begin(), report.ended.end());
@@ -138,7 +168,7 @@ struct Run {
 
   stage::VirtualClock clock;
   LateRunner* runner = nullptr;
-  std::optional<stage::Engine> engine;
+  std::unique_ptr<stage::Engine> engine;
   std::map<std::pair<int, int>, std::vector<common::Token>> told;  // by request and sample
   std::vector<int> ended;
   std::size_t preemptions = 0;
@@ -152,12 +182,13 @@ struct Outcome {
   bool has_faulted = false;
   std::size_t preemptions = 0;
   double hits = 0.0;
+  std::int64_t restored = 0;  // blocks, from the prefix cache's second tier
 };
 
 using Prepare = std::function<void(Run&)>;
 using HasFaulted = std::function<bool(Run&)>;
 
-Outcome serve(bool run_ahead, Preemption preemption, const Prepare& prepare, const HasFaulted& has_faulted) {
+Outcome serve(const Setup& setup, const Prepare& prepare, const HasFaulted& has_faulted) {
   static const std::vector<GenerationRequest> requests = make_requests();
   static const std::vector<std::vector<common::Completion>> expected = [] {
     std::vector<std::vector<common::Completion>> texts;
@@ -166,7 +197,7 @@ Outcome serve(bool run_ahead, Preemption preemption, const Prepare& prepare, con
     }
     return texts;
   }();
-  Run run(run_ahead, preemption);
+  Run run(setup);
   for (const GenerationRequest& request : requests) {
     run.submit(request);
   }
@@ -218,6 +249,11 @@ Outcome serve(bool run_ahead, Preemption preemption, const Prepare& prepare, con
     }
   }
   outcome.hits = common::counter(run.engine->counters(), "prefix_hits");
+#ifdef COURSE_PRODUCTION
+  if (const auto* scheduler = dynamic_cast<const stage::HostCacheScheduler*>(&run.engine->scheduler())) {
+    outcome.restored = scheduler->host_cache().statistics().restored;
+  }
+#endif
   return outcome;
 }
 
@@ -226,45 +262,42 @@ const std::string kNoProblem;
 }  // namespace
 
 TEST_CASE("a step holds or never was: every call of the runner fails once") {
-  for (const bool run_ahead : {false, true}) {
-    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
-      for (const RunnerCall call : {RunnerCall::kCopy, RunnerCall::kEnqueue, RunnerCall::kWait}) {
-        for (const bool is_done : {false, true}) {
-          Outcome outcome{.has_faulted = true};
-          std::size_t preemptions = 0;
-          int index = 0;
-          for (; outcome.has_faulted; ++index) {
-            CAPTURE(run_ahead, static_cast<int>(preemption), static_cast<int>(call), is_done, index);
-            outcome = serve(
-                run_ahead, preemption, [&](Run& run) { run.runner->fail(call, index, is_done); },
-                [](Run& run) { return run.runner->has_failed(); });
-            CHECK(outcome.problem == kNoProblem);
-            CHECK(outcome.num_thrown == 0);
-            CHECK((outcome.num_failed <= 1 || call == RunnerCall::kWait));  // one that was alone in its step
-            CHECK(outcome.hits > 0.0);
-            preemptions += outcome.preemptions;
-          }
-          CHECK(preemptions > 0);
-          CHECK(index > (call == RunnerCall::kCopy ? 3 : 12));
+  for (const Setup& setup : kSetups) {
+    for (const RunnerCall call : {RunnerCall::kCopy, RunnerCall::kEnqueue, RunnerCall::kWait}) {
+      for (const bool is_done : {false, true}) {
+        Outcome outcome{.has_faulted = true};
+        std::size_t preemptions = 0;
+        int index = 0;
+        for (; outcome.has_faulted; ++index) {
+          CAPTURE(setup.run_ahead, static_cast<int>(setup.preemption), setup.num_host_cache_blocks);
+          CAPTURE(static_cast<int>(call), is_done, index);
+          outcome = serve(
+              setup, [&](Run& run) { run.runner->fail(call, index, is_done); },
+              [](Run& run) { return run.runner->has_failed(); });
+          CHECK(outcome.problem == kNoProblem);
+          CHECK(outcome.num_thrown == 0);
+          CHECK((outcome.num_failed <= 1 || call == RunnerCall::kWait));  // one that was alone in its step
+          CHECK(outcome.hits > 0.0);
+          CHECK((outcome.restored > 0) == (setup.num_host_cache_blocks > 0));
+          preemptions += outcome.preemptions;
         }
+        CHECK(preemptions > 0);
+        CHECK(index > (call == RunnerCall::kCopy ? 3 : 12));
       }
     }
   }
 }
 
 TEST_CASE("a step holds or never was: every allocation fails once") {
-  for (const bool run_ahead : {false, true}) {
-    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
-      Outcome outcome{.has_faulted = true};
-      int k = 0;
-      for (; outcome.has_faulted; ++k) {
-        CAPTURE(run_ahead, static_cast<int>(preemption), k);
-        outcome = serve(
-            run_ahead, preemption, [&](Run&) { allocations_until_failure = k; },
-            [](Run&) { return allocations_until_failure == -1; });
-        CHECK(outcome.problem == kNoProblem);
-      }
-      CHECK(k > 1000);
+  for (const Setup& setup : kSetups) {
+    Outcome outcome{.has_faulted = true};
+    int k = 0;
+    for (; outcome.has_faulted; ++k) {
+      CAPTURE(setup.run_ahead, static_cast<int>(setup.preemption), setup.num_host_cache_blocks, k);
+      outcome = serve(
+          setup, [&](Run&) { allocations_until_failure = k; }, [](Run&) { return allocations_until_failure == -1; });
+      CHECK(outcome.problem == kNoProblem);
     }
+    CHECK(k > 1000);
   }
 }

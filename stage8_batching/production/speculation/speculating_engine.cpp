@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "../host_cache/host_cache_runner.h"
+#include "../host_cache/host_cache_scheduler.h"
 #include "../scoring/prompt_scores.h"
 
 namespace stage8 {
@@ -30,10 +32,11 @@ TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Ru
 }  // namespace
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
-                                     std::unique_ptr<Runner> runner, Clock& clock, const MakeScheduler& make_scheduler)
+                                     std::unique_ptr<Runner> runner, Clock& clock, const MakeScheduler& make_scheduler,
+                                     RowScoring* scoring)
     : Engine(model, options, std::move(runner), clock, make_scheduler),
       speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)),
-      scoring_(dynamic_cast<RowScoring*>(runner_.get())) {}
+      scoring_(scoring) {}
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
@@ -169,12 +172,25 @@ void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_p
 
 std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
                                                            std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
-                                                           const std::optional<TokenCost>& cost) {
+                                                           const std::optional<TokenCost>& cost,
+                                                           int num_host_cache_blocks) {
   const TokenCost chosen = cost.value_or(token_cost(model, options.gpu, *runner));
-  const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler, bool use_prefix_cache) {
+  auto* const scoring = dynamic_cast<RowScoring*>(runner.get());
+  std::shared_ptr<HostCache> host_cache;
+  if (num_host_cache_blocks > 0) {
+    const CacheSize& size = runner->cache();
+    host_cache = std::make_shared<HostCache>(size.num_blocks + size.num_host_blocks - num_host_cache_blocks,
+                                             num_host_cache_blocks, size.block_size);
+    runner = std::make_unique<HostCacheRunner>(std::move(runner), host_cache);
+  }
+  const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler,
+                                  bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
+    if (host_cache != nullptr) {
+      return std::make_unique<HostCacheScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen, host_cache);
+    }
     return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);
   };
-  return std::make_unique<SpeculatingEngine>(model, options, std::move(runner), clock, make_scheduler);
+  return std::make_unique<SpeculatingEngine>(model, options, std::move(runner), clock, make_scheduler, scoring);
 }
 
 }  // namespace

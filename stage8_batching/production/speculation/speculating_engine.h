@@ -18,9 +18,10 @@ namespace stage8 {
 
 class SpeculatingEngine : public Engine {
  public:
-  // Model and clock must outlive the engine. make_scheduler makes a SpeculatingScheduler.
+  // Model and clock must outlive the engine. make_scheduler makes a SpeculatingScheduler. scoring: the runner, or the
+  // one inside of it, if it scores rows.
   SpeculatingEngine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner,
-                    Clock& clock, const MakeScheduler& make_scheduler);
+                    Clock& clock, const MakeScheduler& make_scheduler, RowScoring* scoring = nullptr);
 
  protected:
   // Enqueues the step's batch, with the rows that are scored (../scoring/prompt_scores.h) and with drafts in it. The
@@ -45,7 +46,7 @@ class SpeculatingEngine : public Engine {
   GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
   SpeculatingScheduler& speculating_;  // the engine's scheduler
-  RowScoring* scoring_;                // the engine's runner; null if it scores no rows
+  RowScoring* scoring_;                // part of the engine's runner; null if it scores no rows
   // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.
   RaggedBatch batch_;
   std::map<SequenceId, int> first_rows_;  // where the rows behind a sequence's drafts begin
@@ -56,8 +57,11 @@ class SpeculatingEngine : public Engine {
 void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache);
 
 // num_drafts: max drafts of a step for requests that do not say. cost: what drafts cost; absent: as on this runner.
+// num_host_cache_blocks: how many of the runner's host blocks are not for swapping, but a second tier of the prefix
+// cache (../host_cache/host_cache.h).
 std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
                                                            std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
-                                                           const std::optional<TokenCost>& cost = std::nullopt);
+                                                           const std::optional<TokenCost>& cost = std::nullopt,
+                                                           int num_host_cache_blocks = 0);
 
 }  // namespace

@@ -1,0 +1,34 @@
+// A scheduler whose prefix cache has a second tier (host_cache.h): what the pool evicts is kept there, and what a
+// request finds there when it is admitted is copied back in front of its first step.
+#pragma once
+
+#include <memory>
+
+#include "../speculation/speculating_scheduler.h"
+#include "host_cache.h"
+
+namespace stage8 {
+
+class HostCacheScheduler : public SpeculatingScheduler {
+ public:
+  // Whether moving a block out and in costs less than computing its tokens again; else none is kept.
+  static bool pays(const SchedulerOptions& options, int block_size) {
+    return options.block_swap_cost < block_size * options.token_compute_cost;
+  }
+
+  // The runner that computes the steps carries out the host cache's copies.
+  HostCacheScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
+                     int default_drafts, const TokenCost& cost, std::shared_ptr<HostCache> host_cache);
+
+  ScheduledStep schedule() override;
+
+  const HostCache& host_cache() const { return *host_cache_; }
+
+ protected:
+  bool find_room(SequenceGroup& group, const Admission& admission) override;
+
+ private:
+  std::shared_ptr<HostCache> host_cache_;  // shared with the runner
+};
+
+}  // namespace
