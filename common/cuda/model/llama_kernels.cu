@@ -237,15 +237,20 @@ __global__ void __launch_bounds__(kThreads)
     gated_silu_kernel(const Scalar* gate_up, std::int64_t size, Scalar* output) {
   wait_for_previous_launch();
   allow_next_launch();
-  // Two outputs per thread: their gates and ups are 8 or 16 bytes.
-  const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * 2;
+  // A thread's outputs are 16 bytes.
+  using Vec = Vec16<Scalar>;
+  const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * Vec::kElements;
   if (i < size) {
-    Scalar values[4];
-    using Word = std::conditional_t<sizeof(Scalar) == 2, uint2, uint4>;
-    const Word word = __ldcg(reinterpret_cast<const Word*>(gate_up + 2 * i));
-    memcpy(values, &word, sizeof(values));
-    *reinterpret_cast<Pair<Scalar>*>(output + i) = make_pair<Scalar>(gated(to_float(values[0]), to_float(values[1])),
-                                                                     gated(to_float(values[2]), to_float(values[3])));
+    const auto* const source = reinterpret_cast<const uint4*>(gate_up + 2 * i);
+    const Vec pairs[2] = {{__ldcg(source)}, {__ldcg(source + 1)}};
+    alignas(16) Pair<Scalar> outputs[Vec::kElements / 2];
+#pragma unroll
+    for (int pair = 0; pair < Vec::kElements / 2; ++pair) {
+      const Vec& own = pairs[pair / (Vec::kElements / 4)];
+      const int first = pair % (Vec::kElements / 4) * 4;
+      outputs[pair] = make_pair<Scalar>(gated(own[first], own[first + 1]), gated(own[first + 2], own[first + 3]));
+    }
+    *reinterpret_cast<uint4*>(output + i) = *reinterpret_cast<const uint4*>(outputs);
   }
 }
 
@@ -445,8 +450,9 @@ void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* outpu
 
 void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream) {
   const std::int64_t items = std::int64_t{num_tokens} * size;
-  const dim3 grid(static_cast<unsigned>((items / 2 + kThreads - 1) / kThreads));
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
+    constexpr std::int64_t kItems = std::int64_t{kThreads} * Vec16<Scalar>::kElements;  // of a block
+    const dim3 grid(static_cast<unsigned>((items + kItems - 1) / kItems));
     launch(gated_silu_kernel<Scalar>, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1,
            static_cast<const Scalar*>(gate_up), items, static_cast<Scalar*>(output));
   });
