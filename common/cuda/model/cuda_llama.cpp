@@ -408,8 +408,13 @@ void CudaLlama::prepare(int num_tokens, int num_rows, cudaStream_t stream) {
   Impl& impl = *impl_;
   COMMON_CHECK(num_tokens <= impl.max_tokens && num_rows <= impl.max_tokens, "steps have at most max_tokens tokens");
   const Impl::Layer& any_layer = impl.weights.layers.front();
-  const auto prepare_product = [&](const MatrixProduct& product) {
-    impl.products.prepare(impl.has_float8_activations() ? impl.of_float8(product) : product, stream);
+  const auto prepare_product = [&](MatrixProduct product) {
+    if (impl.has_float8_activations()) {
+      product = impl.of_float8(product);
+    } else if (impl.has_float8()) {
+      product.weights = impl.unpacked.data();
+    }
+    impl.products.prepare(product, stream);
   };
   for (int tokens = impl.max_fused(); tokens < num_tokens;) {
     tokens = std::min(MatrixProducts::next_size(tokens), num_tokens);
