@@ -232,7 +232,7 @@ class Layers {
     }
     multiply(x_, qkv, shape_.qkv_rows(), shape_.hidden_size, qkv_.data(), false);
     if (with_rest) {
-      common::rotate_and_split(Precision::kBFloat16, rotary(), {}, num_tokens, qkv_.data(), q_.data(), stream);
+      common::rotate_and_split(Precision::kBFloat16, rotary(), {}, {}, num_tokens, qkv_.data(), q_.data(), stream);
     }
     multiply(q_, output, shape_.hidden_size, shape_.q_rows(), residual_.data(), true);
     if (with_rest) {

@@ -134,6 +134,17 @@ DeviceArray<__nv_bfloat16> as_bfloat16(const std::vector<float>& numbers) {
   return DeviceArray<__nv_bfloat16>(halves);
 }
 
+// Scales of a product's sums: of rows powers of 2, of tokens any.
+std::vector<std::uint8_t> random_exponents(std::size_t count, std::uint64_t seed) {
+  common::Random random(seed);
+  std::vector<std::uint8_t> exponents(count);
+  std::generate(exponents.begin(), exponents.end(), [&] { return static_cast<std::uint8_t>(124 + random.below(6)); });
+  return exponents;
+}
+float power_of(std::uint8_t exponent) { return std::ldexp(1.0F, exponent - 127); }
+const std::vector<float> kTokenScales = {1.0F, 0.37F, 2.5F, 0.011F, 7.0F, 1.0F, 3.0F, 1.0F,
+                                         1.0F, 1.0F,  1.0F, 1.0F,   1.0F, 1.0F, 1.0F, 1.0F};
+
 // One thread, a few warps and all; a row's end within a piece; more than the registers hold.
 const std::vector<std::size_t> kColumns = {16, 48, 512, 576, 1536, 4096, 14336, 16384, 16400, 28672};
 
@@ -200,6 +211,58 @@ TEST_CASE("activations in float8: normalised rows, whose scale has the norm", "[
   }
 }
 
+// The product's scales lie where the new ones go, as in CudaLlama.
+TEST_CASE("activations in float8: a product is scaled, added to the residual stream and normalised", "[gpu]") {
+  if (cannot_run()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const std::size_t cols : kColumns) {
+    const std::vector<float> before = edge_rows(cols, cols + 3);
+    const std::vector<float> sums = edge_rows(cols, cols + 4);
+    const std::vector<std::uint8_t> exponents = random_exponents(cols, cols);
+    const std::vector<float> weights(cols, 0.5F);
+    constexpr float kEpsilon = 1e-5F;
+    DeviceArray<float> residual(before);
+    const DeviceArray<__nv_bfloat16> device_sums = as_bfloat16(sums);
+    const DeviceArray<std::uint8_t> device_exponents(exponents);
+    const DeviceArray<float> device_weights(weights);
+    const Rounded actual = rounded(kRows, cols, [&](const common::Float8Rows& to, cudaStream_t stream) {
+      CUDA_CHECK(
+          cudaMemcpyAsync(to.scales, kTokenScales.data(), kRows * sizeof(float), cudaMemcpyHostToDevice, stream));
+      common::add_and_norm_to_float8(
+          {device_sums.data(), {to.scales, device_exponents.data()}},
+          {.values = residual.data(), .norm = device_weights.data(), .num_cols = static_cast<int>(cols)}, kEpsilon,
+          static_cast<int>(kRows), to, stream);
+    });
+    const std::vector<float> after = residual.download();
+    std::vector<float> weighted(after.size());
+    std::vector<double> factors;
+    std::size_t wrong = 0;
+    for (std::size_t row = 0; row < kRows; ++row) {
+      double squares = 0.0;
+      for (std::size_t i = 0; i < cols; ++i) {
+        const std::size_t at = row * cols + i;
+        const double scale = static_cast<double>(kTokenScales[row]) * power_of(exponents[i]);
+        const double exact = before[at] + scale * sums[at];
+        const double size = std::abs(before[at]) + std::abs(scale * sums[at]);
+        if (std::isfinite(static_cast<float>(exact))) {
+          // Sums are scaled by powers of 2 in bfloat16, whose smallest number is 2^-133.
+          wrong += std::abs(after[at] - exact) <= 3e-7 * size + 0x1p-133 ? 0 : 1;
+        } else {
+          wrong += std::isfinite(after[at]) ? 1 : 0;
+        }
+        squares += static_cast<double>(after[at]) * after[at];
+        weighted[at] = after[at] * weights[i];
+      }
+      const bool is_beyond = squares > std::numeric_limits<float>::max();
+      factors.push_back(is_beyond ? 0.0 : 1.0 / std::sqrt(squares / static_cast<double>(cols) + kEpsilon));
+    }
+    CAPTURE(cols);
+    CHECK(wrong == 0);
+    check_rows(actual, weighted, kRows, cols, factors);
+  }
+}
+
 TEST_CASE("activations in float8: silu(gate) * up to within half a step of float8", "[gpu]") {
   if (cannot_run()) {
     SKIP_TEST("there is no GPU");
@@ -211,9 +274,17 @@ TEST_CASE("activations in float8: silu(gate) * up to within half a step of float
       gate_up[i] = __bfloat162float(__float2bfloat16_rn(3.0F * std::sin(static_cast<float>(i))));
     }
     const DeviceArray<__nv_bfloat16> pairs = as_bfloat16(gate_up);
+    const std::vector<std::uint8_t> exponents = random_exponents(2 * cols, cols);
+    const DeviceArray<std::uint8_t> device_exponents(exponents);
     const Rounded actual = rounded(kRows, cols, [&](const common::Float8Rows& to, cudaStream_t stream) {
-      common::gated_silu_to_float8(pairs.data(), static_cast<int>(cols), static_cast<int>(kRows), to, stream);
+      CUDA_CHECK(
+          cudaMemcpyAsync(to.scales, kTokenScales.data(), kRows * sizeof(float), cudaMemcpyHostToDevice, stream));
+      common::gated_silu_to_float8({pairs.data(), {to.scales, device_exponents.data()}}, static_cast<int>(cols),
+                                   static_cast<int>(kRows), to, stream);
     });
+    for (std::size_t i = 0; i < gate_up.size(); ++i) {
+      gate_up[i] *= kTokenScales[i / (2 * cols)] * power_of(exponents[i % (2 * cols)]);
+    }
     std::size_t wrong = 0;
     for (std::size_t row = 0; row < kRows; ++row) {
       std::vector<float> exact(cols);
@@ -242,5 +313,69 @@ TEST_CASE("activations in float8: silu(gate) * up to within half a step of float
     }
     CAPTURE(cols);
     CHECK(wrong == 0);
+  }
+}
+
+// With more rows than thread blocks, a block has several.
+TEST_CASE("activations in float8: equal rows become equal, however many there are", "[gpu]") {
+  if (cannot_run()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr std::size_t kTimes = 20;
+  for (const std::size_t cols : {std::size_t{14336}, std::size_t{16400}}) {
+    const auto repeated = [](const std::vector<float>& rows) {
+      std::vector<float> all;
+      for (std::size_t i = 0; i < kTimes; ++i) {
+        all.insert(all.end(), rows.begin(), rows.end());
+      }
+      return all;
+    };
+    const std::vector<float> numbers = edge_rows(cols, cols);
+    const std::vector<float> gate_up = edge_rows(2 * cols, cols);
+    const DeviceArray<std::uint8_t> exponents(random_exponents(2 * cols, cols));
+    const DeviceArray<float> weights(std::vector<float>(cols, 0.5F));
+    const auto check = [&](const auto& run) {
+      const Rounded once =
+          rounded(kRows, cols, [&](const common::Float8Rows& to, cudaStream_t stream) { run(1, to, stream); });
+      const Rounded often = rounded(
+          kTimes * kRows, cols, [&](const common::Float8Rows& to, cudaStream_t stream) { run(kTimes, to, stream); });
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < often.bytes.size(); ++i) {
+        wrong += often.bytes[i] == once.bytes[i % once.bytes.size()] ? 0 : 1;
+      }
+      for (std::size_t i = 0; i < often.scales.size(); ++i) {
+        const float expected = once.scales[i % kRows];
+        wrong += often.scales[i] == expected || (std::isnan(often.scales[i]) && std::isnan(expected)) ? 0 : 1;
+      }
+      CAPTURE(cols);
+      CHECK(wrong == 0);
+    };
+    const DeviceArray<__nv_bfloat16> rows = as_bfloat16(repeated(numbers));
+    const DeviceArray<__nv_bfloat16> pairs = as_bfloat16(repeated(gate_up));
+    const auto put_scales = [](std::size_t times, const common::Float8Rows& to, cudaStream_t stream) {
+      for (std::size_t i = 0; i < times; ++i) {
+        CUDA_CHECK(cudaMemcpyAsync(to.scales + i * kRows, kTokenScales.data(), kRows * sizeof(float),
+                                   cudaMemcpyHostToDevice, stream));
+      }
+    };
+    check([&](std::size_t times, const common::Float8Rows& to, cudaStream_t stream) {
+      common::round_to_float8(rows.data(), static_cast<int>(cols), static_cast<int>(times * kRows), to, stream);
+    });
+    check([&](std::size_t times, const common::Float8Rows& to, cudaStream_t stream) {
+      put_scales(times, to, stream);
+      common::gated_silu_to_float8({pairs.data(), {to.scales, exponents.data()}}, static_cast<int>(cols),
+                                   static_cast<int>(times * kRows), to, stream);
+    });
+    DeviceArray<float> residual(repeated(numbers));
+    check([&](std::size_t times, const common::Float8Rows& to, cudaStream_t stream) {
+      put_scales(times, to, stream);
+      const std::vector<float> before = repeated(numbers);
+      CUDA_CHECK(cudaMemcpyAsync(residual.data(), before.data(), before.size() * sizeof(float), cudaMemcpyHostToDevice,
+                                 stream));
+      common::add_and_norm_to_float8(
+          {rows.data(), {to.scales, exponents.data()}},
+          {.values = residual.data(), .norm = weights.data(), .num_cols = static_cast<int>(cols)}, 1e-5F,
+          static_cast<int>(times * kRows), to, stream);
+    });
   }
 }

@@ -52,7 +52,7 @@ struct CudaLlama::Impl {
   DeviceMemory qkv;              // [., q_cols + 2 * kv_cols], or [., 2 * kv_cols] if the product has put Q into q
   DeviceMemory q;                // [., q_cols]
   DeviceMemory attended;         // [., q_cols]
-  DeviceMemory gate_up;          // [., 2 * feed_forward_size]
+  DeviceMemory gate_up;          // [., 2 * feed_forward_size]; with float8 activations, also what goes to the residual
   DeviceMemory activated;        // [., feed_forward_size], or [max_fused, feed_forward_size] with float8 activations
   DeviceMemory argmax_scratch;
   DeviceMemory unpacked;  // with float8 weights alone, the largest matrix of a layer
@@ -190,18 +190,21 @@ struct CudaLlama::Impl {
   // Float8 is unpacked for the library, or the library multiplies it by float8.
   void multiply(MatrixProduct product, const LayerMatrix& matrix, cudaStream_t stream) {
     if (has_float8_activations()) {
-      product = of_float8(product, matrix);
+      product = of_float8(product);
     } else if (matrix.row_scales != nullptr) {
       unpack_float8(matrix.data, matrix.row_scales, product.num_rows, product.num_cols, unpacked.data(), stream);
       product.weights = unpacked.data();
     }
     products.multiply(product, stream);
   }
-  MatrixProduct of_float8(MatrixProduct product, const LayerMatrix& matrix) const {
+  MatrixProduct of_float8(MatrixProduct product) const {
     product.x = rounded.data();
-    product.x_scales = token_scales.data();
-    product.row_scales = matrix.row_scales;
+    product.is_float8 = true;
     return product;
+  }
+  // Of a product of float8 and float8.
+  SumScales sum_scales(const LayerMatrix& matrix) const {
+    return has_float8_activations() ? SumScales{token_scales.data(), matrix.row_exponents} : SumScales{};
   }
   Float8Rows float8_rows() const { return {rounded.data(), token_scales.data()}; }
 
@@ -223,6 +226,13 @@ struct CudaLlama::Impl {
     if (peers != nullptr) {
       sums.add(which, precision, precision, num_tokens, residual_for(next_norm),
                {next_norm == nullptr ? nullptr : normed.data(), config.rms_epsilon}, stream);
+    } else if (has_float8_activations()) {
+      // The kernel that scales the product also adds it. Nothing reads what it makes of the last layer's.
+      add_and_norm_to_float8({gate_up.data(), sum_scales(matrix)},
+                             {.values = residual.data(),
+                              .norm = next_norm == nullptr ? weights.output_norm : next_norm,
+                              .num_cols = config.hidden_size},
+                             config.rms_epsilon, num_tokens, float8_rows(), stream);
     } else if (next_norm != nullptr) {
       normalise(next_norm, stream);
     }
@@ -259,16 +269,18 @@ struct CudaLlama::Impl {
   MatrixProduct down_product(const Layer& layer, int tokens) const {
     return residual_product(activated.data(), layer.down.data, tokens, config.feed_forward_size, kDown);
   }
-  // The product is added to the residual stream at once, unless it is a part of a sum over several GPUs.
+  // The product is added to the residual stream at once, unless it is a part of a sum over several GPUs, or has no
+  // scales yet.
   MatrixProduct residual_product(const void* x, const void* matrix, int tokens, int num_cols, Added which) const {
+    const bool adds = peers == nullptr && !has_float8_activations();
     return {.x = x,
             .weights = matrix,
             .num_tokens = tokens,
             .num_rows = config.hidden_size,
             .num_cols = num_cols,
-            .output = destination(which),
-            .float_output = peers == nullptr,
-            .add = peers == nullptr};
+            .output = has_float8_activations() ? gate_up.data() : destination(which),
+            .float_output = adds,
+            .add = adds};
   }
   MatrixProduct logits_product(int rows, float* logits) const {
     return {.x = normed.data(),
@@ -301,7 +313,7 @@ struct CudaLlama::Impl {
     if (config.qk_norm) {
       // The norm of a head needs all of its columns, and several thread blocks compute them.
       fused_qkv(qkv_linear, Rotary::none(q_cols + 2 * kv_cols, layer.qkv_bias), nullptr, qkv.data(), stream);
-      rotate_and_split(precision, rotary(nullptr), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
+      rotate_and_split(precision, rotary(nullptr), head_norms(layer), {}, num_tokens, qkv.data(), q.data(), stream);
       attention(attention_call(index, q_cols, stream));
     } else {
       fused_qkv(qkv_linear, rotary(layer.qkv_bias), q.data(), qkv.data(), stream);
@@ -325,7 +337,8 @@ struct CudaLlama::Impl {
       normalise(layer.attention_norm, stream);
     }
     multiply(qkv_product(layer, num_tokens), layer.qkv, stream);
-    rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
+    rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), sum_scales(layer.qkv), num_tokens,
+                     qkv.data(), q.data(), stream);
     attention(attention_call(index, q_cols, stream));
     if (has_float8_activations()) {
       round_to_float8(attended.data(), q_cols, num_tokens, float8_rows(), stream);
@@ -333,7 +346,8 @@ struct CudaLlama::Impl {
     add(kOutput, output_product(layer, num_tokens), layer.output, layer.feed_forward_norm, stream);
     multiply(gate_up_product(layer, num_tokens), layer.gate_up, stream);
     if (has_float8_activations()) {
-      gated_silu_to_float8(gate_up.data(), config.feed_forward_size, num_tokens, float8_rows(), stream);
+      gated_silu_to_float8({gate_up.data(), sum_scales(layer.gate_up)}, config.feed_forward_size, num_tokens,
+                           float8_rows(), stream);
     } else {
       gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
     }
@@ -394,15 +408,20 @@ void CudaLlama::prepare(int num_tokens, int num_rows, cudaStream_t stream) {
   Impl& impl = *impl_;
   COMMON_CHECK(num_tokens <= impl.max_tokens && num_rows <= impl.max_tokens, "steps have at most max_tokens tokens");
   const Impl::Layer& any_layer = impl.weights.layers.front();
-  const auto prepare_product = [&](const MatrixProduct& product, const Impl::LayerMatrix& matrix) {
-    impl.products.prepare(impl.has_float8_activations() ? impl.of_float8(product, matrix) : product, stream);
+  const auto prepare_product = [&](MatrixProduct product) {
+    if (impl.has_float8_activations()) {
+      product = impl.of_float8(product);
+    } else if (impl.has_float8()) {
+      product.weights = impl.unpacked.data();
+    }
+    impl.products.prepare(product, stream);
   };
   for (int tokens = impl.max_fused(); tokens < num_tokens;) {
     tokens = std::min(MatrixProducts::next_size(tokens), num_tokens);
-    prepare_product(impl.qkv_product(any_layer, tokens), any_layer.qkv);
-    prepare_product(impl.output_product(any_layer, tokens), any_layer.output);
-    prepare_product(impl.gate_up_product(any_layer, tokens), any_layer.gate_up);
-    prepare_product(impl.down_product(any_layer, tokens), any_layer.down);
+    prepare_product(impl.qkv_product(any_layer, tokens));
+    prepare_product(impl.output_product(any_layer, tokens));
+    prepare_product(impl.gate_up_product(any_layer, tokens));
+    prepare_product(impl.down_product(any_layer, tokens));
   }
   for (int rows = max_fused_logits(impl.product_model); rows < num_rows;) {
     rows = std::min(MatrixProducts::next_size(rows), num_rows);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
@@ -44,39 +45,91 @@ __device__ __forceinline__ std::uint32_t largest_of_warp(std::uint32_t bits) {
 }
 
 // What rows are made of: load() loads four neighbouring columns, and adds their squares if factor() needs the row's.
-// factor() is what a whole row is multiplied by.
+// Once all of a thread's columns are on their way, finish() makes numbers of them. For a long row, that is done again,
+// with is_again. token_scale is the row's own, where a product has one. The row is the numbers times row_factor(); and
+// factor() is what the norm divides it by.
+
+// Two sums of a product, bfloat16, times their rows' powers of 2, whose exponents are bytes `place` and `place` + 1:
+// exactly.
+__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t sums, std::uint32_t exponents, int place) {
+  constexpr std::uint32_t kMinusZero = 0x80008000;
+  const std::uint32_t powers = __byte_perm(exponents, 0, place == 0 ? 0x4140 : 0x4342) << 7U;
+  return multiply_add_pairs(sums, powers, kMinusZero);
+}
+
+__device__ __forceinline__ void to_floats(const uint2& word, float (&values)[kColumns]) {
+  __nv_bfloat16 numbers[kColumns];
+  memcpy(numbers, &word, sizeof(word));
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    values[i] = to_float(numbers[i]);
+  }
+}
 
 struct PlainRows {
-  const __nv_bfloat16* rows;
+  const void* rows;
   int num_cols;
 
-  __device__ __forceinline__ void load(std::int64_t row, int column, float (&values)[kColumns],
-                                       float& /*squares*/) const {
-    const uint2 word = __ldcg(reinterpret_cast<const uint2*>(rows + row * num_cols + column));
-    __nv_bfloat16 halves[kColumns];
-    memcpy(halves, &word, sizeof(word));
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      values[i] = to_float(halves[i]);
-    }
+  __device__ __forceinline__ float token_scale(std::int64_t /*row*/) const { return 1.0F; }
+  __device__ __forceinline__ float row_factor(float /*token_scale*/) const { return 1.0F; }
+  __device__ __forceinline__ void load(std::int64_t row, int column, float /*token_scale*/, bool /*is_again*/,
+                                       float (&values)[kColumns], float& /*squares*/) const {
+    to_floats(__ldcg(reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(rows) + row * num_cols + column)),
+              values);
   }
+  __device__ __forceinline__ void finish(std::int64_t /*row*/, int /*column*/, bool /*is_again*/,
+                                         float (&/*values*/)[kColumns]) const {}
   __device__ __forceinline__ float factor(float /*squares*/) const { return 1.0F; }
 };
 
+// kAdds: the residual stream is loaded without the product, and stored with it.
+template <bool kAdds>
 struct NormalisedRows {
-  const float* residual;
+  std::conditional_t<kAdds, float*, const float*> residual;
   const float* weights;  // [num_cols]
   int num_cols;
   float epsilon;
+  Float8Product product;
 
-  __device__ __forceinline__ void load(std::int64_t row, int column, float (&values)[kColumns], float& squares) const {
+  __device__ __forceinline__ float token_scale(std::int64_t row) const {
+    return kAdds ? __ldcg(product.scales.tokens + row) : 1.0F;
+  }
+  __device__ __forceinline__ float row_factor(float /*token_scale*/) const { return 1.0F; }
+  __device__ __forceinline__ void load(std::int64_t row, int column, float token_scale, bool is_again,
+                                       float (&values)[kColumns], float& squares) const {
     const float4 x = load_shared_floats(residual + row * num_cols + column);
-    const float4 weight = *reinterpret_cast<const float4*>(weights + column);
-    squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
-    values[0] = x.x * weight.x;
-    values[1] = x.y * weight.y;
-    values[2] = x.z * weight.z;
-    values[3] = x.w * weight.w;
+    values[0] = x.x;
+    values[1] = x.y;
+    values[2] = x.z;
+    values[3] = x.w;
+    if (kAdds && !is_again) {
+      const uint2 sums = __ldcg(
+          reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(product.sums) + row * num_cols + column));
+      const std::uint32_t exponents =
+          __ldg(reinterpret_cast<const std::uint32_t*>(product.scales.row_exponents + column));
+      float added[kColumns];
+      to_floats({scaled_pair(sums.x, exponents, 0), scaled_pair(sums.y, exponents, 2)}, added);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        values[i] += added[i] * token_scale;
+      }
+    }
+#pragma unroll
+    for (const float value : values) {
+      squares += value * value;
+    }
+  }
+  __device__ __forceinline__ void finish(std::int64_t row, int column, bool is_again, float (&values)[kColumns]) const {
+    if constexpr (kAdds) {
+      if (!is_again) {
+        *reinterpret_cast<float4*>(residual + row * num_cols + column) = {values[0], values[1], values[2], values[3]};
+      }
+    }
+    const float4 weight = __ldg(reinterpret_cast<const float4*>(weights + column));
+    values[0] *= weight.x;
+    values[1] *= weight.y;
+    values[2] *= weight.z;
+    values[3] *= weight.w;
   }
   __device__ __forceinline__ float factor(float squares) const {
     return 1.0F / sqrtf(squares / static_cast<float>(num_cols) + epsilon);
@@ -84,17 +137,27 @@ struct NormalisedRows {
 };
 
 struct GatedRows {
-  const __nv_bfloat16* gate_up;
+  Float8Product gate_up;
   int num_cols;
 
-  __device__ __forceinline__ void load(std::int64_t row, int column, float (&values)[kColumns],
-                                       float& /*squares*/) const {
-    const Vec16<__nv_bfloat16> pairs{load_past_l1(gate_up + 2 * (row * num_cols + column))};
+  __device__ __forceinline__ float token_scale(std::int64_t row) const { return __ldcg(gate_up.scales.tokens + row); }
+  __device__ __forceinline__ float row_factor(float token_scale) const { return token_scale * token_scale; }
+  __device__ __forceinline__ void load(std::int64_t row, int column, float token_scale, bool /*is_again*/,
+                                       float (&values)[kColumns], float& /*squares*/) const {
+    const uint4 sums = load_past_l1(static_cast<const __nv_bfloat16*>(gate_up.sums) + 2 * (row * num_cols + column));
+    const uint2 exponents = __ldg(reinterpret_cast<const uint2*>(gate_up.scales.row_exponents + 2 * column));
+    const Vec16<__nv_bfloat16> pairs{{scaled_pair(sums.x, exponents.x, 0), scaled_pair(sums.y, exponents.x, 2),
+                                      scaled_pair(sums.z, exponents.y, 0), scaled_pair(sums.w, exponents.y, 2)}};
+    // silu(gate) * up = token_scale^2 * gate * up / (1 + e^-(token_scale * gate)), of sums without the token's scale.
+    constexpr float kLog2E = 1.4426950408889634F;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      values[i] = gated_for<__nv_bfloat16>(pairs[2 * i], pairs[2 * i + 1]);
+      const float gate = pairs[2 * i];
+      values[i] = __fdividef(gate, 1.0F + exp2_fast(-kLog2E * token_scale * gate)) * pairs[2 * i + 1];
     }
   }
+  __device__ __forceinline__ void finish(std::int64_t /*row*/, int /*column*/, bool /*is_again*/,
+                                         float (&/*values*/)[kColumns]) const {}
   __device__ __forceinline__ float factor(float /*squares*/) const { return 1.0F; }
 };
 
@@ -113,14 +176,15 @@ __global__ void __launch_bounds__(kMaxThreads) round_rows_kernel(Source source, 
   const int thread = static_cast<int>(threadIdx.x);
   const int num_threads = static_cast<int>(blockDim.x);
   const int piece_columns = num_threads * kColumns;  // from a thread's piece to its next
+  const float token_scale = source.token_scale(row);
   float values[kPieces][kColumns];
   float squares = 0.0F;
-  const auto load = [&](int first, float& sum) {
+  const auto load = [&](int first, bool is_again, float& sum) {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int column = first + piece * piece_columns;
       if (column < source.num_cols) {
-        source.load(row, column, values[piece], sum);
+        source.load(row, column, token_scale, is_again, values[piece], sum);
       } else {
 #pragma unroll
         for (float& value : values[piece]) {
@@ -128,10 +192,17 @@ __global__ void __launch_bounds__(kMaxThreads) round_rows_kernel(Source source, 
         }
       }
     }
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int column = first + piece * piece_columns;
+      if (column < source.num_cols) {
+        source.finish(row, column, is_again, values[piece]);
+      }
+    }
   };
   std::uint32_t largest = 0;
   for (int begin = 0; begin < source.num_cols; begin += kPieces * piece_columns) {
-    load(begin + thread * kColumns, squares);
+    load(begin + thread * kColumns, false, squares);
 #pragma unroll
     for (const auto& piece : values) {
 #pragma unroll
@@ -151,15 +222,16 @@ __global__ void __launch_bounds__(kMaxThreads) round_rows_kernel(Source source, 
   const bool is_warp = thread % 32 < num_threads / 32;
   largest = largest_of_warp(is_warp ? largest_of_warps[thread % 32] : 0);
   squares = warp_sum(is_warp ? squares_of_warps[thread % 32] : 0.0F);
-  const float scale = float8_scale(largest);
-  const float inverse = 1.0F / scale;
+  const float row_factor = source.row_factor(token_scale);
+  const float scale = float8_scale(__float_as_uint(__uint_as_float(largest) * row_factor));
+  const float inverse = row_factor / scale;
   const bool has_low_columns = thread % 4 < 2;
   const int word = thread % 2 * 2 + thread % 4 / 2;
   for (int begin = 0; begin < source.num_cols; begin += kPieces * piece_columns) {
     const int first = begin + thread * kColumns;
     if (source.num_cols > kPieces * piece_columns) {
       float unused = 0.0F;
-      load(first, unused);
+      load(first, true, unused);
     }
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -191,16 +263,24 @@ void launch_rows(const Source& source, int num_tokens, const Float8Rows& to, cud
 }  // namespace
 
 void round_to_float8(const void* rows, int num_cols, int num_tokens, const Float8Rows& to, cudaStream_t stream) {
-  launch_rows(PlainRows{static_cast<const __nv_bfloat16*>(rows), num_cols}, num_tokens, to, stream);
+  launch_rows(PlainRows{rows, num_cols}, num_tokens, to, stream);
 }
 
 void rms_norm_to_float8(const Norm& norm, int num_tokens, const Float8Rows& to, cudaStream_t stream) {
   COMMON_CHECK(norm.rows == nullptr && num_tokens <= norm.num_residual_rows, "rows are taken as they lie");
-  launch_rows(NormalisedRows{norm.residual, norm.weights, norm.num_cols, norm.epsilon}, num_tokens, to, stream);
+  launch_rows(NormalisedRows<false>{norm.residual, norm.weights, norm.num_cols, norm.epsilon, {}}, num_tokens, to,
+              stream);
 }
 
-void gated_silu_to_float8(const void* gate_up, int size, int num_tokens, const Float8Rows& to, cudaStream_t stream) {
-  launch_rows(GatedRows{static_cast<const __nv_bfloat16*>(gate_up), size}, num_tokens, to, stream);
+void add_and_norm_to_float8(const Float8Product& product, const Residual& residual, float epsilon, int num_tokens,
+                            const Float8Rows& to, cudaStream_t stream) {
+  launch_rows(NormalisedRows<true>{residual.values, residual.norm, residual.num_cols, epsilon, product}, num_tokens, to,
+              stream);
+}
+
+void gated_silu_to_float8(const Float8Product& gate_up, int size, int num_tokens, const Float8Rows& to,
+                          cudaStream_t stream) {
+  launch_rows(GatedRows{gate_up, size}, num_tokens, to, stream);
 }
 
 }  // namespace common

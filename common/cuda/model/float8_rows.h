@@ -20,13 +20,24 @@ struct Float8Rows {
   float* scales = nullptr;         // [num_tokens]
 };
 
+// A product of such rows with float8 weights, as the library leaves it.
+struct Float8Product {
+  const void* sums = nullptr;  // [num_tokens, num_rows], bfloat16
+  SumScales scales;
+};
+
 // rows: [num_tokens, num_cols], bfloat16.
 void round_to_float8(const void* rows, int num_cols, int num_tokens, const Float8Rows& to, cudaStream_t stream);
 
 // rms_norm of all rows of a residual stream. What the norm multiplies a row by becomes a part of its scale.
 void rms_norm_to_float8(const Norm& norm, int num_tokens, const Float8Rows& to, cudaStream_t stream);
 
-// gated_silu. gate_up: [num_tokens, 2 * size], bfloat16.
-void gated_silu_to_float8(const void* gate_up, int size, int num_tokens, const Float8Rows& to, cudaStream_t stream);
+// The same after the product has been added to the stream. Its tokens' scales may lie where new ones are written.
+void add_and_norm_to_float8(const Float8Product& product, const Residual& residual, float epsilon, int num_tokens,
+                            const Float8Rows& to, cudaStream_t stream);
+
+// gated_silu of a product, [num_tokens, 2 * size]. Its tokens' scales may lie where new ones are written.
+void gated_silu_to_float8(const Float8Product& gate_up, int size, int num_tokens, const Float8Rows& to,
+                          cudaStream_t stream);
 
 }  // namespace common

@@ -232,77 +232,25 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Norm norm, Scalar* o
   }
 }
 
-// A warp has a token's head at a time, in registers.
-template <typename Scalar>
-__global__ void __launch_bounds__(kThreads)
-    rotate_and_split_kernel(Rotary rotary, HeadNorms norms, Scalar* qkv, Scalar* q) {
-  allow_next_launch();
-  wait_for_previous_launch();
-  constexpr int kPairs = kMaxHeadDim / 64;  // of a lane
-  constexpr int kWarps = kThreads / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int head_dim = rotary.head_dim;
-  const int num_q_heads = rotary.q_rows / head_dim;
-  const int num_rotated = (rotary.q_rows + rotary.kv_rows) / head_dim;
-  // V is left as it is, unless there is something to add.
-  const int num_heads = num_rotated + (rotary.bias == nullptr ? 0 : rotary.kv_rows / head_dim);
-  const std::int64_t row = blockIdx.x;
-  for (int head = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32; head < num_heads;
-       head += static_cast<int>(gridDim.y) * kWarps) {
-    Scalar* source = qkv + row * (rotary.q_rows + 2 * rotary.kv_rows) + head * head_dim;
-    const float* norm = head < num_q_heads ? norms.q : head < num_rotated ? norms.k : nullptr;
-    float2 values[kPairs];
-    float2 turns[kPairs];
-    float squares = 0.0F;
-#pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int i = 64 * pair + 2 * lane;
-      if (i < head_dim) {
-        using Word = std::conditional_t<sizeof(Scalar) == 2, unsigned, uint2>;
-        const Word word = __ldcg(reinterpret_cast<const Word*>(source + i));
-        const auto& loaded = reinterpret_cast<const Pair<Scalar>&>(word);
-        turns[pair] = head < num_rotated ? __ldcg(rotary.rotation + row * (head_dim / 2) + i / 2) : float2{1.0F, 0.0F};
-        values[pair] = {to_float(loaded.first), to_float(loaded.second)};
-        if (rotary.bias != nullptr) {
-          const float2 bias = *reinterpret_cast<const float2*>(rotary.bias + head * head_dim + i);
-          values[pair] = {values[pair].x + bias.x, values[pair].y + bias.y};
-        }
-        squares += values[pair].x * values[pair].x + values[pair].y * values[pair].y;
-      }
-    }
-    float scale = 1.0F;
-    if (norm != nullptr) {
-      scale = 1.0F / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + norms.epsilon);
-    }
-    Scalar* destination = head < num_q_heads ? q + row * rotary.q_rows + head * head_dim : source;
-#pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int i = 64 * pair + 2 * lane;
-      if (i < head_dim) {
-        const float2 weight = norm == nullptr ? float2{1.0F, 1.0F} : *reinterpret_cast<const float2*>(norm + i);
-        const float2 value = {values[pair].x * weight.x * scale, values[pair].y * weight.y * scale};
-        const float2 turn = turns[pair];
-        *reinterpret_cast<Pair<Scalar>*>(destination + i) =
-            make_pair<Scalar>(value.x * turn.x - value.y * turn.y, value.x * turn.y + value.y * turn.x);
-      }
-    }
-  }
-}
-
 template <typename Scalar>
 __global__ void __launch_bounds__(kThreads)
     gated_silu_kernel(const Scalar* gate_up, std::int64_t size, Scalar* output) {
   wait_for_previous_launch();
   allow_next_launch();
-  // Two outputs per thread: their gates and ups are 8 or 16 bytes.
-  const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * 2;
+  // A thread's outputs are 16 bytes.
+  using Vec = Vec16<Scalar>;
+  const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * Vec::kElements;
   if (i < size) {
-    Scalar values[4];
-    using Word = std::conditional_t<sizeof(Scalar) == 2, uint2, uint4>;
-    const Word word = __ldcg(reinterpret_cast<const Word*>(gate_up + 2 * i));
-    memcpy(values, &word, sizeof(values));
-    *reinterpret_cast<Pair<Scalar>*>(output + i) = make_pair<Scalar>(gated(to_float(values[0]), to_float(values[1])),
-                                                                     gated(to_float(values[2]), to_float(values[3])));
+    const auto* const source = reinterpret_cast<const uint4*>(gate_up + 2 * i);
+    const Vec pairs[2] = {{__ldcg(source)}, {__ldcg(source + 1)}};
+    alignas(16) Pair<Scalar> outputs[Vec::kElements / 2];
+#pragma unroll
+    for (int pair = 0; pair < Vec::kElements / 2; ++pair) {
+      const Vec& own = pairs[pair / (Vec::kElements / 4)];
+      const int first = pair % (Vec::kElements / 4) * 4;
+      outputs[pair] = make_pair<Scalar>(gated(own[first], own[first + 1]), gated(own[first + 2], own[first + 3]));
+    }
+    *reinterpret_cast<uint4*>(output + i) = *reinterpret_cast<const uint4*>(outputs);
   }
 }
 
@@ -386,8 +334,9 @@ __global__ void store_rows_kernel(const float* source, std::int64_t size, int nu
 }
 
 // A block has a row.
-__global__ void __launch_bounds__(kThreads) store_rows_float8_kernel(const float* source, int num_cols, int row_step,
-                                                                     std::uint8_t* destination, float* row_scales) {
+__global__ void __launch_bounds__(kThreads)
+    store_rows_float8_kernel(const float* source, int num_cols, int row_step, std::uint8_t* destination,
+                             float* row_scales, std::uint8_t* row_exponents) {
   __shared__ float largest_of_warps[kThreads / 32];
   const float* row = source + std::int64_t{blockIdx.x} * num_cols;
   float largest = 0.0F;
@@ -416,6 +365,7 @@ __global__ void __launch_bounds__(kThreads) store_rows_float8_kernel(const float
   }
   if (threadIdx.x == 0) {
     row_scales[to_row] = scale;
+    row_exponents[to_row] = static_cast<std::uint8_t>(__float_as_uint(scale) >> 23U);
   }
 }
 
@@ -498,25 +448,11 @@ void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* outpu
   });
 }
 
-void rotate_and_split(Precision precision, const Rotary& rotary, const HeadNorms& norms, int num_tokens, void* qkv,
-                      void* q, cudaStream_t stream) {
-  COMMON_CHECK(rotary.head_dim <= kMaxHeadDim, "a warp holds a head");
-  // Few tokens: their heads side by side. Many fill the chip by themselves.
-  constexpr int kFewTokens = 64;
-  const int num_heads = (rotary.q_rows + 2 * rotary.kv_rows) / rotary.head_dim;
-  constexpr int kWarps = kThreads / 32;
-  const int blocks_of_token = num_tokens > kFewTokens ? 1 : (num_heads + kWarps - 1) / kWarps;
-  with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch(rotate_and_split_kernel<Scalar>,
-           dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(blocks_of_token)), kThreads, 0, stream,
-           Overlap::kPreviousWithoutL1, rotary, norms, static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
-  });
-}
-
 void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream) {
   const std::int64_t items = std::int64_t{num_tokens} * size;
-  const dim3 grid(static_cast<unsigned>((items / 2 + kThreads - 1) / kThreads));
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
+    constexpr std::int64_t kItems = std::int64_t{kThreads} * Vec16<Scalar>::kElements;  // of a block
+    const dim3 grid(static_cast<unsigned>((items + kItems - 1) / kItems));
     launch(gated_silu_kernel<Scalar>, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1,
            static_cast<const Scalar*>(gate_up), items, static_cast<Scalar*>(output));
   });
@@ -562,10 +498,10 @@ void store_rows(Precision precision, const float* source, std::int64_t num_rows,
 }
 
 void store_rows_float8(const float* source, std::int64_t num_rows, int num_cols, int row_step, void* destination,
-                       float* row_scales, cudaStream_t stream) {
+                       float* row_scales, std::uint8_t* row_exponents, cudaStream_t stream) {
   COMMON_CHECK(num_cols % 16 == 0, "rows are 16-byte pieces");
   store_rows_float8_kernel<<<dim3(static_cast<unsigned>(num_rows)), kThreads, 0, stream>>>(
-      source, num_cols, row_step, static_cast<std::uint8_t*>(destination), row_scales);
+      source, num_cols, row_step, static_cast<std::uint8_t*>(destination), row_scales, row_exponents);
   CUDA_CHECK(cudaGetLastError());
 }
 

@@ -71,6 +71,12 @@ void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* outpu
 
 inline constexpr int kMaxHeadDim = 256;
 
+// What a product's sums are to be multiplied by, if its x and its weights are float8.
+struct SumScales {
+  const float* tokens = nullptr;                // [num_tokens]; nullptr: the sums are what they are
+  const std::uint8_t* row_exponents = nullptr;  // [num_rows]: powers of 2, the exponents in a float's bits
+};
+
 // The norms of each head of Q and of K.
 struct HeadNorms {
   const float* q = nullptr;  // [head_dim]; nullptr: heads are not normalised
@@ -78,10 +84,10 @@ struct HeadNorms {
   float epsilon = 0.0F;
 };
 
-// qkv: [num_tokens, q_rows + 2 * kv_rows]. The bias is added to all of it. Q is normalised and rotated into q,
-// [num_tokens, q_rows]; K in place.
-void rotate_and_split(Precision precision, const Rotary& rotary, const HeadNorms& norms, int num_tokens, void* qkv,
-                      void* q, cudaStream_t stream);
+// qkv: [num_tokens, q_rows + 2 * kv_rows]. All of it is scaled, and the bias is added. Q is normalised and rotated into
+// q, [num_tokens, q_rows]; K in place.
+void rotate_and_split(Precision precision, const Rotary& rotary, const HeadNorms& norms, const SumScales& scales,
+                      int num_tokens, void* qkv, void* q, cudaStream_t stream);
 
 // gate_up: [num_tokens, 2 * size], gate and up alternating. output: [num_tokens, size]: silu(gate) * up.
 void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream);
@@ -109,9 +115,9 @@ void store_rows(Precision precision, const float* source, std::int64_t num_rows,
                 void* destination, cudaStream_t stream);
 
 // The same as float8 (scalars.cuh), with a scale for each row, also row_step apart: the smallest power of two with
-// which no number is beyond 448.
+// which no number is beyond 448, and the exponent in the scale's bits.
 void store_rows_float8(const float* source, std::int64_t num_rows, int num_cols, int row_step, void* destination,
-                       float* row_scales, cudaStream_t stream);
+                       float* row_scales, std::uint8_t* row_exponents, cudaStream_t stream);
 
 // Uniform in (-half_width, half_width). Element i depends only on seed and first + i.
 void fill_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,

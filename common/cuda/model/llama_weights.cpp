@@ -92,7 +92,7 @@ class Uploader {
     auto* const to = static_cast<std::byte*>(destination.data) + to_row * cols * (is_float8 ? 1 : bytes_of(precision_));
     if (is_float8) {
       store_rows_float8(staging_.data(), num_rows, static_cast<int>(cols), row_step, to,
-                        destination.row_scales + to_row, nullptr);
+                        destination.row_scales + to_row, destination.row_exponents + to_row, nullptr);
     } else {
       store_rows(precision_, staging_.data(), num_rows, static_cast<int>(cols), row_step, to, nullptr);
     }
@@ -171,6 +171,7 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision
     if (type == WeightType::kFloat8) {
       cuts.take(piece.data, static_cast<std::size_t>(rows * cols));
       take_floats(piece.row_scales, rows);
+      cuts.take(piece.row_exponents, static_cast<std::size_t>(rows));
     } else {
       take_matrix(piece.data, rows, cols);
     }

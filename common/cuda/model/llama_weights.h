@@ -26,7 +26,9 @@ class CudaLlamaWeights {
 
   struct LayerMatrix {
     void* data = nullptr;
-    float* row_scales = nullptr;  // [rows], for float8 only
+    // For float8 only, [rows]: the scales, powers of 2, and the exponents in their bits.
+    float* row_scales = nullptr;
+    std::uint8_t* row_exponents = nullptr;
   };
   struct Layer {
     float* attention_norm = nullptr;     // [hidden_size]

@@ -27,9 +27,6 @@ void check_status(cublasStatus_t status, const char* call, int line) {
 }
 #define CUBLAS_CHECK(call) check_status((call), #call, __LINE__)
 
-// Since this version, the library has a scale for each row of float8, and only for Hopper.
-#define COURSE_FLOAT8_CUBLAS 120900
-
 // NVIDIA's recommendation for Hopper; older GPUs need less.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
@@ -44,9 +41,8 @@ int shared_size(int num_tokens) {
 class Description {
  public:
   Description(const MatrixProduct& product, Precision precision) {
-    const bool is_float8 = product.x_scales != nullptr;
     const cudaDataType_t precise_type = precision == Precision::kFloat32 ? CUDA_R_32F : CUDA_R_16BF;
-    const cudaDataType_t type = is_float8 ? CUDA_R_8F_E4M3 : precise_type;
+    const cudaDataType_t type = product.is_float8 ? CUDA_R_8F_E4M3 : precise_type;
     // Pedantic: no environment variable can make it round float32 to fewer bits.
     const cublasComputeType_t compute =
         precision == Precision::kFloat32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
@@ -60,8 +56,10 @@ class Description {
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&x_, type, cols, tokens, product.num_cols));
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&output_, product.float_output ? CUDA_R_32F : precise_type, rows, tokens,
                                             product.num_rows));
-    if (is_float8) {
-      describe_float8(product);
+    if (product.is_float8) {
+      // Tensor cores add up float8 in fewer bits than float32 has, so every few columns the library adds their sums to
+      // others in float32. Without that, texts change more (FLOAT8.md).
+      set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{0});
     }
   }
   ~Description() {
@@ -102,9 +100,6 @@ class Description {
 
   cublasStatus_t run(cublasLtHandle_t handle, const MatrixProduct& product, const cublasLtMatmulAlgo_t& algorithm,
                      const DeviceMemory& workspace, cudaStream_t stream) const {
-    if (product.x_scales != nullptr) {
-      set_scales(product);
-    }
     const float one = 1.0F;
     const float beta = product.add ? 1.0F : 0.0F;
     return cublasLtMatmul(handle, operation_, &one, product.weights, weights_, product.x, x_, &beta, product.output,
@@ -115,24 +110,6 @@ class Description {
   template <typename Value>
   void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) const {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));
-  }
-  void describe_float8([[maybe_unused]] const MatrixProduct& product) const {
-#if CUBLAS_VERSION >= COURSE_FLOAT8_CUBLAS
-    const cublasLtMatmulMatrixScale_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, rows);
-    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, rows);
-    // Tensor cores add up float8 in fewer bits than float32 has, so every few columns the library adds their sums to
-    // others in float32. Without that, prompts are 12 % faster, and texts change more (FLOAT8.md).
-    set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{0});
-    set_scales(product);
-#else
-    COMMON_CHECK(false, "the library has scales for rows");
-#endif
-  }
-  // These pointers are a part of the description, although they change from product to product.
-  void set_scales(const MatrixProduct& product) const {
-    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.row_scales);
-    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.x_scales);
   }
 
   cublasLtMatmulDesc_t operation_ = nullptr;
@@ -166,7 +143,7 @@ struct MatrixProducts::Impl {
 
   Plan& plan(const MatrixProduct& product) {
     const Key key{product.num_rows,     product.num_cols, product.num_tokens,
-                  product.float_output, product.add,      product.x_scales != nullptr};
+                  product.float_output, product.add,      product.is_float8};
     const auto found = plans.find(key);
     if (found != plans.end()) {
       return found->second;
@@ -190,14 +167,6 @@ struct MatrixProducts::Impl {
 };
 
 std::string float8_obstacle() {
-  const auto number = [](std::size_t version) {
-    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100);
-  };
-  const std::size_t version = std::min(std::size_t{CUBLAS_VERSION}, cublasLtGetVersion());
-  if (version < COURSE_FLOAT8_CUBLAS) {
-    return "activations in float8 need cuBLAS " + number(COURSE_FLOAT8_CUBLAS) + " or later, and this is " +
-           number(version);
-  }
   const DeviceLimits& device = device_limits();
   if (device.compute_capability != 90) {
     return "activations in float8 need a GPU of compute capability 9.0 (H100, H200), and " + device.name + " has " +
@@ -228,7 +197,6 @@ void MatrixProducts::multiply(const MatrixProduct& product, cudaStream_t stream)
   COMMON_CHECK(product.num_tokens > 0 && product.num_rows > 0 && product.num_cols > 0, "matrices have elements");
   COMMON_CHECK(product.x != nullptr && product.weights != nullptr && product.output != nullptr, "matrices are given");
   COMMON_CHECK(product.float_output || !product.add, "sums are kept in float32");
-  COMMON_CHECK((product.x_scales != nullptr) == (product.row_scales != nullptr), "float8 is multiplied by float8");
   const Impl::Plan& plan = impl_->plan(product);
   CUBLAS_CHECK(plan.description.run(impl_->handle, product, plan.algorithm, impl_->workspace, stream));
 }

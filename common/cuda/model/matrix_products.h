@@ -15,10 +15,9 @@ namespace common {
 struct MatrixProduct {
   const void* x = nullptr;        // [num_tokens, num_cols], in the model's precision
   const void* weights = nullptr;  // [num_rows, num_cols], in the model's precision
-  // If given, x and weights are float8 (e4m3), and each of their rows is multiplied by its scale. Rows of both are then
-  // multiples of 16 long. See float8_obstacle().
-  const float* x_scales = nullptr;    // [num_tokens]
-  const float* row_scales = nullptr;  // [num_rows]
+  // x and weights are float8 (e4m3), and rows of both are multiples of 16 long. Their scales are left to what uses the
+  // output: the library has one slow kernel that applies a scale for each row. See float8_obstacle().
+  bool is_float8 = false;
   int num_tokens = 0;
   int num_rows = 0;
   int num_cols = 0;
@@ -27,7 +26,7 @@ struct MatrixProduct {
   bool add = false;           // needs float_output
 };
 
-// Why the library multiplies no float8 by float8 with a scale for each row, on this GPU; empty if it does.
+// Why the library multiplies no float8 by float8 on this GPU; empty if it does.
 std::string float8_obstacle();
 
 class MatrixProducts {

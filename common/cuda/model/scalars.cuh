@@ -59,6 +59,11 @@ __device__ __forceinline__ void unpack_four(std::uint32_t four, std::uint32_t& e
   odd = unpack(four >> 4U, four);
 }
 
+// The power of 2 whose bits have byte `place` of `exponents` as their exponent.
+__device__ __forceinline__ float power_of(std::uint32_t exponents, int place) {
+  return __uint_as_float(exponents >> 8 * place << 24 >> 1);
+}
+
 // Two bfloat16 in a 32-bit register, `low` in the lower half: the element with the smaller index.
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
