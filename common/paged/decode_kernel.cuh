@@ -108,6 +108,27 @@ struct WarpAttention {
     }
   }
 
+  // Writes the finished result of a head that this warp has computed alone: the group's rows.
+  __device__ __forceinline__ void store(Element* rows, int group) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int t = 0; t < kQueryTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float inverse = 1.0F / sum_over_tokens(softmax[t][i].sum);
+        const int query = t * 8 + lane % 4 * 2 + i;
+        if (query < group) {
+          Element* const row = rows + query * kHeadDim + lane / 4 * (kFloat8 ? 2 : 1);
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
+            row[step * 16] = common::from_float<Element>(output[t][step][i] * inverse);
+            row[step * 16 + (kFloat8 ? 1 : 8)] = common::from_float<Element>(output[t][step][i + 2] * inverse);
+          }
+        }
+      }
+    }
+  }
+
   // Stores the results of queries 8 t to 8 t + 7, as far as the group has them, as part `part` of the exchange, where
   // they are the queries from `first` on. Stores nothing if there was no tile.
   __device__ __forceinline__ void finish(const PartialSoftmax<kHeadDim>& exchange, int part, int t, int first,
@@ -386,18 +407,30 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   TileCursor head(batch, num_kv_heads, share);  // where the current head, or its rest, begins
   int begin = 0;                                // the same place, counted in tiles from the beginning of the share
   int next = warp;                              // this warp's next tile, counted from the beginning of the share
+  // With whole heads, tiles are counted from the beginning of this warp's heads.
+  const bool has_whole_heads = share.heads_of_warps > 0;
+  const int step = has_whole_heads ? 1 : kWarps;
+  const int num_tiles = has_whole_heads ? tiles_of_warp(batch, num_kv_heads, share, warp, kWarps) : share.num_tiles;
+  if (has_whole_heads) {
+    if (num_tiles == 0) {
+      return;
+    }
+    head.skip_heads(warp, kWarps);
+    next = 0;
+  }
   while (true) {
     const int head_end = begin + num_tiles_of(head.length) - head.tile;
-    const int end = min(head_end, share.num_tiles);
+    const int end = min(head_end, num_tiles);
     const std::int64_t first_row = std::int64_t{head.sequence} * batch.num_heads + head.kv_head * group;
     // Whether this warp has the head's last tile, where the new token is. Its row is loaded together with the queries.
     NewRow<kType, kHeadDim> new_row;
-    const bool has_new_row = new_rows.keys != nullptr && end == head_end && (end - 1) % kWarps == warp;
+    const bool has_new_row =
+        new_rows.keys != nullptr && end == head_end && (has_whole_heads || (end - 1) % kWarps == warp);
     if (has_new_row) {
       new_row.load(new_rows, head.sequence, head.kv_head);
     }
     attention.start(queries + first_row * kHeadDim, group);
-    for (; next < end; next += kWarps) {
+    for (; next < end; next += step) {
       const int num_tokens = min(kTileTokens, head.length - (head.tile + next - begin) * kTileTokens);
       ring.wait();
       if (num_tokens < kTileTokens) {
@@ -408,6 +441,15 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
       }
       attention.add_tile(ring.keys(), ring.values(), num_tokens, scale);
       ring.release();
+    }
+    if (has_whole_heads) {
+      attention.store(output + first_row * kHeadDim, group);
+      if (end == num_tiles) {
+        return;
+      }
+      head.skip_heads(kWarps, kWarps);
+      begin = end;
+      continue;
     }
     const bool is_first = begin == 0;
     const bool is_rest = end == share.num_tiles;

@@ -79,6 +79,7 @@ __device__ Position find(std::int64_t tile, const std::int64_t* tiles_before, in
 enum class Cut {
   kWithinHeads,   // each head is cut into `count` shares: few heads, of about the same length
   kBetweenHeads,  // each share has `count` whole heads: more heads than thread blocks
+  kBetweenWarps,  // the same, and each warp has some of them: more heads than warps
   kAnywhere       // the line is cut into equal parts: heads of different lengths
 };
 
@@ -113,6 +114,13 @@ __device__ Cutting cut_between_heads(int num_heads, const DecodeShape& shape) {
   return {Cut::kBetweenHeads, (num_heads + heads - 1) / heads, heads};
 }
 
+// Each warp has several whole heads, the fewest that leave no head over. shape.min_tiles: a thread block's warps.
+__device__ Cutting cut_between_warps(int num_heads, const DecodeShape& shape) {
+  const int num_warps = shape.num_workers * shape.min_tiles;
+  const int heads = (num_heads + num_warps - 1) / num_warps * shape.min_tiles;
+  return {Cut::kBetweenWarps, (num_heads + heads - 1) / heads, heads};
+}
+
 // The number of tiles of the longest share: the launch takes as long as that share.
 __device__ std::int64_t longest_share(const Cutting& cutting, std::int64_t total, int longest) {
   switch (cutting.cut) {
@@ -130,6 +138,12 @@ __device__ std::int64_t longest_share(const Cutting& cutting, std::int64_t total
 __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads, const DecodeShape& shape) {
   if (total == 0) {
     return {Cut::kAnywhere, 0, 0};
+  }
+  // If no warp then has more than an eighth above the average: that is less than a merge of a head for each warp costs.
+  const Cutting warps = cut_between_warps(num_heads, shape);
+  const std::int64_t longest_of_warp = std::int64_t{longest} * (warps.count / shape.min_tiles);
+  if (8 * longest_of_warp * shape.num_workers * shape.min_tiles <= 9 * total) {
+    return warps;
   }
   const Cutting line = cut_line(total, num_heads, shape);
   const Cutting heads = num_heads <= shape.num_workers ? cut_within_heads(longest, num_heads, shape)
@@ -158,7 +172,9 @@ __device__ TileRange part_of_head(int c, int shares_per_head, const int* context
           .first_contributor = first,
           .last_contributor = first + num_parts - 1,
           .last_contributor_of_last_head = first + num_parts - 1,
-          .context_length = length};
+          .context_length = length,
+          .table_start = 0,
+          .heads_of_warps = 0};
 }
 
 // The share c if each share has heads_per_share whole heads, inactive ones counted.
@@ -182,7 +198,9 @@ __device__ TileRange whole_heads(int c, int heads_per_share, const std::int64_t*
           .first_contributor = c,
           .last_contributor = c,
           .last_contributor_of_last_head = c,
-          .context_length = context_lengths[first.sequence]};
+          .context_length = context_lengths[first.sequence],
+          .table_start = 0,
+          .heads_of_warps = 0};
 }
 
 // The share c of a line that is cut without regard to the ends of heads.
@@ -199,7 +217,9 @@ __device__ TileRange part_of_line(int c, const Cuts& cuts, const std::int64_t* t
           .first_contributor = cuts.owner(first.head_begin),
           .last_contributor = cuts.owner(first.head_end - 1),
           .last_contributor_of_last_head = cuts.owner(last.head_end - 1),
-          .context_length = context_lengths[first.sequence]};
+          .context_length = context_lengths[first.sequence],
+          .table_start = 0,
+          .heads_of_warps = 0};
 }
 
 // The number of tiles of the longest context; all threads get it.
@@ -231,8 +251,16 @@ __global__ void __launch_bounds__(kThreads)
       // Nothing to do.
     } else if (cutting.cut == Cut::kWithinHeads) {
       share = part_of_head(c, cutting.count, context_lengths, num_kv_heads);
-    } else if (cutting.cut == Cut::kBetweenHeads) {
+    } else if (cutting.cut != Cut::kAnywhere) {
       share = whole_heads(c, cutting.count, tiles_before, context_lengths, num_sequences, num_kv_heads);
+      if (cutting.cut == Cut::kBetweenWarps && share.num_tiles > 0) {
+        // Heads are counted from the share's first, which may have no tiles.
+        const int first = c * cutting.count;
+        share.sequence = first / num_kv_heads;
+        share.kv_head = first % num_kv_heads;
+        share.context_length = context_lengths[share.sequence];
+        share.heads_of_warps = min(cutting.count, num_sequences * num_kv_heads - first);
+      }
     } else {
       share = part_of_line(c, {total, cutting.num_shares}, tiles_before, context_lengths, num_sequences, num_kv_heads);
     }

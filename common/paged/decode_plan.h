@@ -10,7 +10,8 @@
 // The price: a share may begin and end in the middle of a head. Partial results of such a head are collected in the
 // workspace, and the thread block that finishes last merges them. If heads are about equally long, this price is not
 // paid: shares end where heads end, as long as the longest share then has only a few tiles more (choose_cutting in
-// decode_plan.cu). Cutting a context is known as split-KV, and cutting one line of all work as stream-K.
+// decode_plan.cu). If there are at least as many such heads as warps, a warp has whole heads to itself, and nothing is
+// merged at all. Cutting a context is known as split-KV, and cutting one line of all work as stream-K.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +37,8 @@ struct alignas(16) TileRange {
   int last_contributor_of_last_head;
   int context_length;  // the first sequence's: saves a thread block one dependent load before its first copy
   int table_start;     // the first sequence's, for the same reason
+  // If not 0, the share is so many whole heads, and each of the block's warps has some to itself: every num_warps-th.
+  int heads_of_warps;
 };
 
 // A share contributes partial results to its first and to its last head only: a thread block has two places.

@@ -48,10 +48,38 @@ struct TileCursor {
     }
   }
 
+  // To the beginning of the head that is `count` heads further; if it has no tiles, to the next in steps of `step` that
+  // has some. There must be one.
+  __device__ __forceinline__ void skip_heads(int count, int step) {
+    tile = 0;
+    do {
+      const int head = kv_head + count;
+      sequence += head / num_kv_heads;
+      kv_head = head % num_kv_heads;
+      length = context_lengths[sequence];
+      count = step;
+    } while (length == 0);
+    table_start = table_starts[sequence];
+  }
+
   __device__ __forceinline__ int num_tokens() const { return min(kTileTokens, length - tile * kTileTokens); }
 };
 
-// The tiles of a thread block that one warp computes: every num_warps-th, beginning with the warp's number.
+// The tiles of a share that one of num_warps warps computes.
+__device__ __forceinline__ int tiles_of_warp(const BatchArrays& batch, int num_kv_heads, const TileRange& share,
+                                             int warp, int num_warps) {
+  if (share.heads_of_warps == 0) {
+    return (share.num_tiles - warp + num_warps - 1) / num_warps;
+  }
+  int tiles = 0;
+  for (int head = warp; head < share.heads_of_warps; head += num_warps) {
+    tiles += num_tiles_of(batch.context_lengths[share.sequence + (share.kv_head + head) / num_kv_heads]);
+  }
+  return tiles;
+}
+
+// The tiles of a thread block that one warp computes: every num_warps-th, beginning with the warp's number; or all of
+// the warp's own heads.
 // kContiguous, for measuring what paging costs: no table is read; a sequence's one block has the sequence's number.
 template <ScalarType kType, int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
 class TileRing {
@@ -68,13 +96,14 @@ class TileRing {
       : pages_(pages),
         block_tables_(batch.block_tables),
         next_(batch, pages.shape.num_kv_heads, share),
+        has_whole_heads_(share.heads_of_warps > 0),
         storage_(common::shared_address(storage)),
         barriers_(common::shared_address(barriers)),
         lane_(static_cast<int>(threadIdx.x) % 32) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    num_left_ = (share.num_tiles - warp + kWarps - 1) / kWarps;
+    num_left_ = tiles_of_warp(batch, pages.shape.num_kv_heads, share, warp, kWarps);
     if (num_left_ > 0) {
-      next_.advance(warp);
+      has_whole_heads_ ? next_.skip_heads(warp, kWarps) : next_.advance(warp);
       look_up();
     }
 #if COURSE_BULK_COPY
@@ -166,7 +195,11 @@ class TileRing {
 #endif
       copy_tile(target, block_size, barrier);
       if (--num_left_ > 0) {
-        next_.advance(kWarps);
+        if (!has_whole_heads_) {
+          next_.advance(kWarps);
+        } else if (++next_.tile == num_tiles_of(next_.length)) {
+          next_.skip_heads(kWarps, kWarps);
+        }
         look_up();
       }
     }
@@ -236,7 +269,8 @@ class TileRing {
   const Pages pages_;
   const int* const block_tables_;
   TileCursor next_;  // the next tile to copy
-  int num_left_;     // this warp's tiles that are not copied yet
+  const bool has_whole_heads_;
+  int num_left_;  // this warp's tiles that are not copied yet
   int blocks_[2] = {0, 0};
   const std::uint32_t storage_;
   const std::uint32_t barriers_;

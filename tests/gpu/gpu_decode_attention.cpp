@@ -266,6 +266,31 @@ TEST_CASE("Decode attention: more heads than multiprocessors (stage 7, invariant
   check_new_rows(ragged, of_ragged);
 }
 
+// About equal contexts of at least as many heads as there are warps: a warp has whole heads, absent ones counted.
+TEST_CASE("Decode attention: as many heads as warps (stage 7, invariant 4)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {32, 64, 96, 128, 256})));
+  const int group = GENERATE(3, 16);
+  CAPTURE(tests::name_of(type), head_dim, group);
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 8,
+                  .group = group,
+                  .head_dim = head_dim,
+                  .context_lengths = {70, 80, 65, 0, 79, 80, 66, 70, 71, 72, 73},
+                  .query_lengths = {}});
+  for (const int num_workers : {1, 2}) {
+    CAPTURE(num_workers);
+    const std::vector<float> once = batch.decode({.num_workers = num_workers});
+    CHECK(batch.check(once) == tests::kNoDifference);
+    const std::vector<float> again = batch.decode({.num_workers = num_workers}, 3);
+    CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
+    check_new_rows(batch, once, {.num_workers = num_workers});
+  }
+}
+
 TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

@@ -31,7 +31,7 @@ double overhead_of_rows(int rows) { return rows > kSmallRows ? 2600.0 : 0.0; }
 // from memory, and of bringing weights and x from the L2 cache.
 double stage_time(int rows, int blocks) {
   const double multiplying = 2.3 * (rows <= kSmallRows ? kSmallRows : kMaxWideRows);
-  const double bytes_per_nanosecond = std::min(3000.0, 40.0 * blocks);
+  const double bytes_per_nanosecond = std::min(0.9e-9 * device_limits().memory_bandwidth, 40.0 * blocks);
   const double memory = rows * kPanelRowBytes * static_cast<double>(blocks) / bytes_per_nanosecond;
   const double cache = blocks / 128.0 * (115.0 + 2.45 * rows);
   return std::max({multiplying, memory, cache});
