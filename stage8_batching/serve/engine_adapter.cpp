@@ -291,7 +291,8 @@ void EngineAdapter::report_end(int id) {
   if (found == clients_.end() || !engine_.output(id).finished()) {
     return;
   }
-  common::RequestResult result = engine_.output(id);
+  const common::RequestResult& output = engine_.output(id);
+  common::RequestResult result = output;
   result.prompt_tokens = found->second.prompt_tokens;
   const std::unique_ptr<common::RequestSink> sink = std::move(found->second.sink);
   clients_.erase(found);
