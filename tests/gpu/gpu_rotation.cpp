@@ -42,13 +42,13 @@ TEST_CASE("Q, K and V are scaled, get their bias, and Q and K are rotated", "[gp
   for (const Shape& shape : {Shape{64, 4, 2, 1}, Shape{16, 7, 1, 6}, Shape{128, 32, 8, 5}, Shape{256, 3, 1, 4}}) {
     CAPTURE(is_scaled, has_bias, has_norms, shape.head_dim, shape.tokens);
     const auto tokens = static_cast<std::size_t>(shape.tokens);
-    const auto half = static_cast<std::size_t>(shape.head_dim / 2);
+    const auto num_pairs = static_cast<std::size_t>(shape.head_dim / 2);
     const auto q_rows = static_cast<std::size_t>(shape.heads * shape.head_dim);
     const auto kv_rows = static_cast<std::size_t>(shape.kv_heads * shape.head_dim);
     const std::size_t cols = q_rows + 2 * kv_rows;
     common::Random random(static_cast<std::uint64_t>(shape.head_dim));
     std::vector<__nv_bfloat16> sums(tokens * cols);
-    std::vector<float2> rotation(tokens * half);
+    std::vector<float2> rotation(tokens * num_pairs);
     std::vector<float> bias(cols);
     std::vector<float> norm(static_cast<std::size_t>(shape.head_dim));
     std::vector<float> token_scales(tokens);
@@ -70,14 +70,14 @@ TEST_CASE("Q, K and V are scaled, get their bias, and Q and K are rotated", "[gp
         const double scale = is_scaled ? std::ldexp(token_scales[token], exponents[i] - 127) : 1.0;
         own[i] = __bfloat162float(sums[token * cols + i]) * scale + (has_bias ? bias[i] : 0.0F);
       }
-      for (std::size_t first = 0; first < q_rows + kv_rows; first += 2 * half) {
+      for (std::size_t first = 0; first < q_rows + kv_rows; first += 2 * num_pairs) {
         double squares = 0.0;
-        for (std::size_t i = 0; i < 2 * half; ++i) {
+        for (std::size_t i = 0; i < 2 * num_pairs; ++i) {
           squares += own[first + i] * own[first + i];
         }
-        const double factor = 1.0 / std::sqrt(squares / static_cast<double>(2 * half) + 1e-5);
-        for (std::size_t i = 0; i < half; ++i) {
-          const float2 turn = rotation[token * half + i];
+        const double factor = 1.0 / std::sqrt(squares / static_cast<double>(2 * num_pairs) + 1e-5);
+        for (std::size_t i = 0; i < num_pairs; ++i) {
+          const float2 turn = rotation[token * num_pairs + i];
           double& x = own[first + 2 * i];
           double& y = own[first + 2 * i + 1];
           if (has_norms) {
