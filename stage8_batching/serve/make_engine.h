@@ -14,8 +14,8 @@ namespace stage8 {
 // command.
 void add_draft_option(common::Command& command, int& num_drafts);
 
-// The option --host-cache: a second tier of the prefix cache, in the host's memory (production/HOST_CACHE.md), in
-// tokens. num_slots must live as long as the command.
+// The option --host-cache: a second tier of the prefix cache, in the host's memory (HOST_CACHE.md), in tokens.
+// num_slots must live as long as the command.
 void add_host_cache_option(common::Command& command, int& num_slots);
 
 // Max drafts of a step that a request may ask for: 0 if this build computes none.
