@@ -37,7 +37,8 @@ struct alignas(16) TileRange {
   int last_contributor_of_last_head;
   int context_length;  // the first sequence's: saves a thread block one dependent load before its first copy
   int table_start;     // the first sequence's, for the same reason
-  // If not 0, the share is so many whole heads, and each of the block's warps has some to itself: every num_warps-th.
+  // The number of heads if the share consists of whole heads and each of the block's warps has some to itself, every
+  // num_warps-th; else 0.
   int heads_of_warps;
 };
 

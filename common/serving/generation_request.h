@@ -18,8 +18,8 @@ enum class Counted { kTexts, kPrompt, kNothing };
 struct GenerationRequest {
   Request request;
   int num_samples = 1;
-  // If given, the texts are the hypotheses of a beam search of this width, compared by log-probability / length ^
-  // length_penalty.
+  // If given, the texts are the hypotheses of a beam search that is num_samples wide, compared by log-probability /
+  // length ^ length_penalty.
   std::optional<double> length_penalty = std::nullopt;
   Counted counted = Counted::kTexts;
 };

@@ -9,7 +9,7 @@ namespace {
 
 static_assert(common::kMaxScoredBest <= common::RowScore::kMaxBest);
 
-// So many rows share the weights of the output matrix that a piece reads: 261 with a vocabulary of 128,256.
+// The rows of a piece, for all of which the output matrix is read once: 261 with a vocabulary of 128,256.
 std::size_t rows_of_piece(int vocab_size, int max_rows) {
   constexpr std::size_t kPieceBytes = 128 << 20;
   const std::size_t row_bytes = static_cast<std::size_t>(vocab_size) * sizeof(float);
