@@ -230,7 +230,7 @@ bool KvCacheManager::swap_out(std::span<const SequenceId> sequences) {
       const int host_block = free_host_blocks_.rbegin()[static_cast<std::ptrdiff_t>(host_blocks.size())];
       host_blocks[block] = host_block;
       if (prefix_cache_.contains(block)) {
-        host_tokens[host_block] = prefix_cache_.tokens(block);
+        host_tokens[host_block] = prefix_cache_.entry(block).tokens;
       }
     }
   }

@@ -228,17 +228,15 @@ int run(int argc, char** argv) {
   prefix_command.remove("--context-length");
   common::ServeOptions serving;
   EngineOptions served_engine{.num_slots = std::nullopt};
-  int served_drafts = 0;
-  int host_cache_slots = 0;
+  ProductionOptions served_production;
   serving.http.make_demo_pool = demo_pools(add_demo_commands);
   common::Command& serve_command =
       add_serve_command(program, serving, [&](const common::Llama& model, const common::EngineDemand& demand) {
-        return make_served_engine(model, served_engine, demand, served_drafts, nullptr, host_cache_slots);
+        return make_served_engine(model, served_engine, demand, served_production);
       });
   add_engine_options(serve_command, served_engine, true);
-  add_draft_option(serve_command, served_drafts);
+  add_production_options(serve_command, served_production);
   add_scheduler_options(serve_command, served_engine);
-  add_host_cache_option(serve_command, host_cache_slots);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);
   add_engine_options(compare_command, comparison.engine, true);

@@ -44,12 +44,6 @@ class PrefixCache {
   void publish(int block, int parent, std::span<const common::Token> tokens, std::uint64_t salt);
 
   bool contains(int block) const { return entries_.contains(block); }
-  const std::vector<common::Token>& tokens(int block) const { return entries_.at(block).tokens; }
-  // The number of the text that ends with the published block: equal for equal texts and for no others, and never used
-  // again. The parent's: that of the text before the block; 0: it is the first.
-  std::int64_t text(int block) const { return entries_.at(block).text; }
-  std::int64_t parent_text(int block) const { return entries_.at(block).parent_text; }
-  std::uint64_t salt(int block) const { return entries_.at(block).salt; }
 
   // The published block has lost its last owner: it can be evicted, after the blocks that are evictable already.
   void make_evictable(int block);
@@ -67,7 +61,6 @@ class PrefixCache {
   void count_lookup(std::size_t num_blocks);
   const PrefixStatistics& statistics() const { return statistics_; }
 
- private:
   // Identifies a text from its beginning to the end of a block: equal for equal texts and for no others, and never used
   // again. A hash can't promise that, and neither can a block's number: the block may hold another text later.
   using TextId = std::int64_t;
@@ -81,7 +74,9 @@ class PrefixCache {
     bool is_evictable = false;
     std::list<int>::iterator position;  // in evictable_ or in in_use_
   };
+  const Entry& entry(int block) const { return entries_.at(block); }  // of a published block
 
+ private:
   // The first published block with this hash and these contents, or -1.
   int find_block(BlockHash hash, TextId parent_text, std::span<const common::Token> tokens, std::uint64_t salt) const;
   void forget(int block);

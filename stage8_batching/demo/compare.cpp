@@ -66,7 +66,7 @@ Run run_policy(const common::Llama& model, const CompareOptions& options, const 
     return std::make_unique<Scheduler>(manager, chosen, use_prefix_cache);
   };
   const std::unique_ptr<common::ServedEngine> engine =
-      make_served_engine(model, options.engine, {.virtual_clock = options.virtual_clock}, 0, make_scheduler);
+      make_served_engine(model, options.engine, {.virtual_clock = options.virtual_clock}, {}, make_scheduler);
   Run run;
   run.slots.name = run.running.name = policy.name;
   // In tokens: the requests of a static batch end late and all at once.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "../make_runner.h"
@@ -71,7 +72,7 @@ common::PoolSnapshot blocks_of(const KvCacheManager& manager) {
   const auto& cached = manager.prefix_cache().evictable();
   pool.cached_blocks.assign(cached.begin(), cached.end());
   for (const int block : cached) {
-    pool.cached_tokens.emplace_back(manager.prefix_cache().tokens(block));
+    pool.cached_tokens.emplace_back(manager.prefix_cache().entry(block).tokens);
   }
   return pool;
 }
@@ -118,8 +119,10 @@ std::unique_ptr<Runner> make_served_runner(const common::Llama& model, EngineOpt
     if (largest <= std::max(options.num_slots.value_or(0), options.min_slots)) {
       throw;
     }
-    throw common::InputError(common::format("not enough memory for %s %d; a smaller number may fit",
-                                            largest == num_host_slots ? "--host-slots" : "--host-cache", largest));
+    throw common::InputError(
+        "not enough memory for " +
+        (largest == num_host_slots ? "--host-slots " + std::to_string(largest) : std::string("--host-cache")) +
+        "; less may fit");
   }
 }
 
@@ -305,10 +308,10 @@ std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
 }
 
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
-                                                         const common::EngineDemand& demand, int num_drafts,
-                                                         const MakeScheduler& make_scheduler,
-                                                         int num_host_cache_slots) {
-  if (num_host_cache_slots > 0 && !options.prefix_cache) {
+                                                         const common::EngineDemand& demand,
+                                                         const ProductionOptions& production,
+                                                         const MakeScheduler& make_scheduler) {
+  if (production.host_cache_bytes > 0 && !options.prefix_cache) {
     throw common::InputError("--host-cache keeps what the prefix cache evicts: --no-prefix-cache leaves it nothing");
   }
   SchedulerOptions& scheduler = options.scheduler;
@@ -332,7 +335,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
           *demand.sizes->swaps ? 2 * *options.num_slots : 0;  // more than the pool can lose at once
     }
   }
-  const int num_host_cache_blocks = blocks_needed(num_host_cache_slots, options.block_size);
+  const int num_host_cache_blocks = host_cache_blocks(model.config(), options, production.host_cache_bytes);
   std::unique_ptr<Runner> runner = make_served_runner(model, options, num_host_cache_blocks);
   set_preemption_costs(scheduler, model.num_parameters(), runner->cache(),
                        operations_per_byte(runner->is_asynchronous(), options.gpu.types.precision));
@@ -347,7 +350,8 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   if (make_scheduler) {
     parts.engine = std::make_unique<Engine>(model, options, std::move(runner), *parts.clock, make_scheduler);
   } else {
-    parts.engine = make_engine(model, options, std::move(runner), num_drafts, *parts.clock, num_host_cache_blocks);
+    parts.engine =
+        make_engine(model, options, std::move(runner), production.num_drafts, *parts.clock, num_host_cache_blocks);
   }
   auto adapter = std::make_unique<OwningAdapter>(std::move(parts), scores);
   adapter->watch_passes(demand.on_pass);

@@ -86,13 +86,12 @@ class EngineAdapter : public common::ServedEngine {
   bool is_in_step_ = false;
 };
 
-// Makes an engine with a clock that starts when all is ready. num_drafts: as for make_engine(); an engine with a
-// scheduler of another kind computes none. num_host_cache_slots: the size of the prefix cache's second tier, in tokens;
-// not with a scheduler of another kind. Throws InputError if there is a second tier without a first.
+// Makes an engine with a clock that starts when all is ready. An engine with a scheduler of another kind has nothing of
+// production/. Throws InputError if there is a second tier of the prefix cache without a first.
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
-                                                         const common::EngineDemand& demand, int num_drafts = 0,
-                                                         const MakeScheduler& make_scheduler = nullptr,
-                                                         int num_host_cache_slots = 0);
+                                                         const common::EngineDemand& demand,
+                                                         const ProductionOptions& production = {},
+                                                         const MakeScheduler& make_scheduler = nullptr);
 
 // The pool on which the page runs the commands of `demo --shell`; add_commands adds them.
 common::MakeDemoPool demo_pools(std::function<void(common::Shell&, KvCacheManager&)> add_commands);

@@ -1,17 +1,24 @@
 #include "make_engine.h"
 
-#include <optional>
 #include <string>
 #include <utility>
 
+#include "common/app/plan.h"
+#include "common/base/check.h"
+
 #ifdef COURSE_PRODUCTION
+#include <algorithm>
+#include <limits>
+#include <optional>
+
 #include "../production/host_cache/host_cache_scheduler.h"
 #include "../production/scoring/prompt_scores.h"
 #include "../production/scoring/row_scoring.h"
 #include "../production/speculation/speculating_engine.h"
 #include "common/app/notes.h"
-#else
-#include "common/base/check.h"
+#include "common/base/platform.h"
+#include "common/base/text.h"
+#include "common/paged/page_shape.h"
 #endif
 
 namespace stage8 {
@@ -21,14 +28,38 @@ void add_draft_option(common::Command& command, int& num_drafts) {
                  "max drafts a step: guesses of how a text goes on, looked up in the text itself");
 }
 
-void add_host_cache_option(common::Command& command, int& num_slots) {
-  command.option("--host-cache", num_slots, {0, 1 << 24},
-                 "room in the host's memory for cached blocks that the pool evicts, in tokens");
+void add_production_options(common::Command& command, ProductionOptions& options) {
+  add_draft_option(command, options.num_drafts);
+  command.option(
+      "--host-cache", [&options](const std::string& text) { options.host_cache_bytes = common::parse_memory(text); },
+      "host's memory for cached blocks that the pool evicts, such as 16GiB, 600MiB or 24e9 (default: none)");
 }
 
 #ifdef COURSE_PRODUCTION
 
 int max_drafts() { return common::kMaxDrafts; }
+
+int host_cache_blocks(const common::LlamaConfig& config, const EngineOptions& options, std::int64_t bytes) {
+  // The runner has not been made yet. Several GPUs have parts of a block, which add up to one.
+  const common::PageShape page{1, config.num_kv_heads, options.block_size, config.head_dim,
+                               common::page_type(options.gpu.types)};
+  const std::int64_t block_bytes = config.num_layers * page.bytes_per_block();
+  if (bytes > 0 && bytes < block_bytes) {
+    throw common::InputError("--host-cache: " + common::format_bytes(bytes) + " is less than one block, " +
+                             common::format_bytes(block_bytes));
+  }
+  // Numbers of slots are ints.
+  std::int64_t most =
+      ((std::numeric_limits<int>::max() - options.num_host_slots) / options.block_size - 1) * block_bytes;
+  if (const std::int64_t available = common::available_memory_bytes(); available > 0) {  // else it is unknown
+    most = std::min(most, available);
+  }
+  if (bytes > most) {
+    throw common::InputError("--host-cache: " + common::format_bytes(bytes) + " is more than can be used, " +
+                             common::format_bytes(most));
+  }
+  return static_cast<int>(bytes / block_bytes);
+}
 
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
                                     std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
@@ -64,12 +95,19 @@ GenerationRequest in_fewest_steps(GenerationRequest request) {
 
 int max_drafts() { return 0; }
 
+int host_cache_blocks(const common::LlamaConfig& /*config*/, const EngineOptions& /*options*/, std::int64_t bytes) {
+  if (bytes > 0) {
+    throw common::InputError("--host-cache needs production/, which is left out of this build (COURSE_PRODUCTION)");
+  }
+  return 0;
+}
+
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
                                     std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
                                     int num_host_cache_blocks) {
-  if (num_drafts > 0 || num_host_cache_blocks > 0) {
-    throw common::InputError(std::string(num_drafts > 0 ? "--speculate" : "--host-cache") +
-                             " needs production/, which is left out of this build (COURSE_PRODUCTION)");
+  COMMON_CHECK(num_host_cache_blocks == 0, "this build has no second tier");
+  if (num_drafts > 0) {
+    throw common::InputError("--speculate needs production/, which is left out of this build (COURSE_PRODUCTION)");
   }
   return std::make_unique<Engine>(model, options, std::move(runner), clock);
 }

@@ -1,6 +1,7 @@
 // Chooses the engine. Only this file knows production/speculation/ and production/host_cache/.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "../engine.h"
@@ -14,9 +15,19 @@ namespace stage8 {
 // command.
 void add_draft_option(common::Command& command, int& num_drafts);
 
-// The option --host-cache: a second tier of the prefix cache, in the host's memory (HOST_CACHE.md), in tokens.
-// num_slots must live as long as the command.
-void add_host_cache_option(common::Command& command, int& num_slots);
+// What production/ adds to an engine that serves.
+struct ProductionOptions {
+  int num_drafts = 0;  // as for make_engine()
+  // Memory of the host for the prefix cache's second tier (HOST_CACHE.md), in bytes; 0: there is none.
+  std::int64_t host_cache_bytes = 0;
+};
+
+// The options --speculate and --host-cache. `options` must live as long as the command.
+void add_production_options(common::Command& command, ProductionOptions& options);
+
+// How many blocks of the model's K and V the second tier has. Throws InputError if the memory is less than one block,
+// or more than there is, or if this build has no second tier.
+int host_cache_blocks(const common::LlamaConfig& config, const EngineOptions& options, std::int64_t bytes);
 
 // Max drafts of a step that a request may ask for: 0 if this build computes none.
 int max_drafts();

@@ -159,7 +159,8 @@ struct Case {
     const int size = manager.block_size();
     const stage::PrefixCache& pool = manager.prefix_cache();
     for (const int block : pool.evictable()) {
-      const std::vector<int> found = host.find(pool.parent_text(block), pool.tokens(block), pool.salt(block));
+      const stage::PrefixCache::Entry& entry = pool.entry(block);
+      const std::vector<int> found = host.find(entry.parent_text, entry.tokens, entry.salt);
       if (found.empty()) {
         continue;
       }

@@ -128,7 +128,7 @@ std::string problem_of_drafts(const tests::Serving& serving) {
         if (!manager.prefix_cache().contains(table[i]) || group->pending_row().has_value()) {
           continue;  // a token that is not known yet is not in the text, and not published
         }
-        const std::vector<common::Token>& published = manager.prefix_cache().tokens(table[i]);
+        const std::vector<common::Token>& published = manager.prefix_cache().entry(table[i]).tokens;
         const auto first = static_cast<std::ptrdiff_t>(i) * size;
         if (first + size > length || !std::equal(published.begin(), published.end(), text.begin() + first)) {
           return common::format("block %d of sequence %d is published with tokens that are not its text's", table[i],

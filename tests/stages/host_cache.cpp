@@ -2,6 +2,7 @@
 // Compiled for stage 8.
 #include "tests/support/catch.h"
 
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -105,6 +106,9 @@ class TieredPool {
   stage::KvCache cache_;
   HostCache host_;
 };
+
+// Of the small model, in blocks of 4.
+constexpr std::int64_t kBlockBytes = 1024;
 
 // A request that ends after one token, so that only its prompt is in the cache.
 stage::GenerationRequest ask(int num_tokens, int salt) { return {tests::make_request(num_tokens, 1, salt)}; }
@@ -327,9 +331,9 @@ TEST_CASE("host cache: a server's figures tell the tiers apart") {
   options.num_slots = 24;
   options.block_size = 4;
   options.num_host_slots = 5;
-  for (const int num_slots : {0, 61}) {
+  for (const std::int64_t bytes : {std::int64_t{0}, 17 * kBlockBytes - 1}) {
     const auto served =
-        stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true}, 0, nullptr, num_slots);
+        stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true}, {.host_cache_bytes = bytes});
     for (const int salt : {1, 2, 1}) {
       common::RequestResult result;
       served->submit({tests::make_request(22, 1, salt)}, 0.0, std::make_unique<Kept>(result));
@@ -342,29 +346,50 @@ TEST_CASE("host cache: a server's figures tell the tiers apart") {
     CHECK(served->description().num_host_blocks == 2);
     CHECK(state.status.num_host_blocks_used == 0);
     CHECK(state.status.prefix.hits == 0);  // in the pool
-    CHECK(state.status.prefix.prompt_tokens_found == (num_slots > 0 ? 20 : 0));
-    CHECK(figures.num_blocks == (num_slots > 0 ? 16 : 0));
-    CHECK(figures.hits == (num_slots > 0 ? 1 : 0));
-    CHECK(figures.restored == (num_slots > 0 ? 5 : 0));
+    CHECK(state.status.prefix.prompt_tokens_found == (bytes > 0 ? 20 : 0));
+    CHECK(figures.num_blocks == (bytes > 0 ? 16 : 0));
+    CHECK(figures.hits == (bytes > 0 ? 1 : 0));
+    CHECK(figures.restored == (bytes > 0 ? 5 : 0));
     CHECK(figures.stored == figures.num_used);
     const std::string text = common::metrics_text(state, "small");
     CHECK((text.find("course:host_cache_restored_total{model_name=\"small\"} 5\n") != std::string::npos) ==
-          (num_slots > 0));
-    CHECK((text.find("host_cache") != std::string::npos) == (num_slots > 0));
+          (bytes > 0));
+    CHECK((text.find("host_cache") != std::string::npos) == (bytes > 0));
   }
+}
+
+TEST_CASE("host cache: a size that can't be is refused, with the reason") {
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots = 24;
+  options.block_size = 4;
+  const auto error_of = [&](std::int64_t bytes) -> std::string {
+    try {
+      stage::make_served_engine(tests::small_model(), options, {}, {.host_cache_bytes = bytes});
+    } catch (const common::InputError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(error_of(kBlockBytes) == kNoProblem);
+  CHECK(error_of(kBlockBytes - 1) == "--host-cache: 1023 B is less than one block, 1.00 KiB");
+  CHECK(error_of(std::int64_t{1} << 53).find("--host-cache: 8.00 PiB is more than can be used, ") == 0);
+  options.num_host_slots = std::numeric_limits<int>::max() - 16 * options.block_size;  // for an int, with one tier
+  CHECK(error_of(16 * kBlockBytes) == "--host-cache: 16.0 KiB is more than can be used, 15.0 KiB");
+  options.num_host_slots = 0;
   options.prefix_cache = false;
-  CHECK_THROWS_AS(stage::make_served_engine(tests::small_model(), options, {}, 0, nullptr, 8), common::InputError);
+  CHECK(error_of(8 * kBlockBytes).find("--no-prefix-cache") != std::string::npos);
 }
 
 TEST_CASE("host cache: a prompt that is scored has its scores, and is computed") {
   std::vector<std::vector<common::TokenLogprobs>> scores;
-  for (const int num_slots : {0, 64}) {
+  for (const std::int64_t bytes : {std::int64_t{0}, 16 * kBlockBytes}) {
     stage::EngineOptions options;
     options.gpu.device = stage::Device::kCpu;
     options.num_slots = 24;
     options.block_size = 4;
     const auto served =
-        stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true}, 0, nullptr, num_slots);
+        stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true}, {.host_cache_bytes = bytes});
     common::RequestResult result;
     for (const int salt : {1, 2}) {
       served->submit({tests::make_request(22, 1, salt)}, 0.0, std::make_unique<Kept>(result));

@@ -825,6 +825,15 @@ class Serving(ProgramTest):
         self.assertIn(b"--host-slots 16777216", result.stderr.splitlines()[-1])
         self.assertNotIn(b"(--slots)", result.stderr.splitlines()[-1])
 
+    def test_sizes_of_the_host_cache_that_make_no_sense(self):
+        for size in ("0", "-1GiB", "lots"):
+            self.assert_usage_error(run("serve", *self.PROMPTS, "--host-cache=" + size), "--host-cache", "16GiB")
+        for size, reason in (("1000", "less than one block"), ("7e15", "more than can be used")):
+            result = run("serve", *self.PROMPTS, "--host-cache", size)
+            if b"needs production/" in result.stderr:
+                self.skipTest("this build has no second tier of the cache")
+            self.assert_bad_input(result, "--host-cache", reason)
+
     def test_arrivals_that_make_no_sense(self):
         for rate in ("", "0", "-3", "nan", "soon"):
             self.assert_usage_error(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "--arrivals", "poisson")

@@ -19,12 +19,10 @@ HostCache::HostCache(int first_block, int num_blocks, int block_size)
 
 void HostCache::store(const PrefixCache& pool, int block) noexcept {
   try {
-    const std::vector<common::Token>& tokens = pool.tokens(block);
-    const std::uint64_t salt = pool.salt(block);
-    const std::int64_t parent = pool.parent_text(block);
-    if (const int same = find_child(parent, tokens, salt); same >= 0) {
+    const PrefixCache::Entry& evicted = pool.entry(block);
+    if (const int same = find_child(evicted.parent_text, evicted.tokens, evicted.salt); same >= 0) {
       use(same);
-      renumber(same, pool.text(block));
+      renumber(same, evicted.text);
       return;
     }
     // Everything that may throw comes first: if memory runs out, the place stays free.
@@ -34,11 +32,11 @@ void HostCache::store(const PrefixCache& pool, int block) noexcept {
     }
     const int host_block = free_.front();
     Entry& place = entry(host_block);
-    place.tokens = tokens;
-    children_[parent].emplace(hash_block(0, tokens, salt), host_block);
-    place.text = pool.text(block);
-    place.parent = parent;
-    place.salt = salt;
+    place.tokens = evicted.tokens;
+    children_[evicted.parent_text].emplace(hash_block(0, evicted.tokens, evicted.salt), host_block);
+    place.text = evicted.text;
+    place.parent = evicted.parent_text;
+    place.salt = evicted.salt;
     in_use_.splice(in_use_.end(), free_, place.position);
     pending_copies_.push_back({block, host_block});
     statistics_.stored += 1;
@@ -63,7 +61,7 @@ std::vector<int> HostCache::find(std::int64_t parent, std::span<const common::To
 void HostCache::touch(const PrefixCache& pool, std::span<const common::Token> tokens, std::uint64_t salt) {
   const std::vector<int> hits = pool.find(tokens, salt);
   const auto rest = tokens.subspan(hits.size() * static_cast<std::size_t>(block_size_));
-  const std::vector<int> blocks = find(hits.empty() ? 0 : pool.text(hits.back()), rest, salt);
+  const std::vector<int> blocks = find(hits.empty() ? 0 : pool.entry(hits.back()).text, rest, salt);
   std::for_each(blocks.rbegin(), blocks.rend(), [&](int block) { use(block); });  // the deepest is evicted first
 }
 
@@ -72,7 +70,7 @@ void HostCache::restore(KvCacheManager& manager, SequenceId sequence, std::span<
   const PrefixCache& pool = manager.prefix_cache();
   const int first = manager.length(sequence) / block_size_;  // what the pool had are whole blocks
   const std::int64_t parent =
-      first == 0 ? 0 : pool.text(manager.block_table(sequence)[static_cast<std::size_t>(first - 1)]);
+      first == 0 ? 0 : pool.entry(manager.block_table(sequence)[static_cast<std::size_t>(first - 1)]).text;
   // At least one token is left to compute, as in the pool.
   std::vector<int> found = find(parent, tokens.first(tokens.size() - 1), salt);
   const int num_spare =
@@ -108,7 +106,7 @@ void HostCache::restore(KvCacheManager& manager, SequenceId sequence, std::span<
     use(found[i]);
   }
   for (std::size_t i = 0; i < found.size() && pool.contains(blocks[i]); ++i) {
-    renumber(found[i], pool.text(blocks[i]));
+    renumber(found[i], pool.entry(blocks[i]).text);
   }
 }
 
