@@ -163,6 +163,7 @@ TEST_CASE("GPU: texts with a second tier are those of lone runs, in tiny pools a
   }
   const std::vector<GenerationRequest> tasks = tasks_with_beams();
   std::vector<std::vector<common::Completion>> expected;
+  expected.reserve(tasks.size());
   for (const GenerationRequest& task : tasks) {
     expected.push_back(tests::served_alone(task, bundled().llama));
   }
