@@ -30,6 +30,7 @@ struct Session {
   ChatOptions chat = {};    // of its chats
   int bench_tokens = 0;     // for `bench`: the length of the text that it measures
   bool slots_given = true;  // for `bench`: whether --slots was given
+  Windows windows = Windows::kUnknown;
 
   // The reply's text, up to a stop string.
   std::string text_of(const Completion& completion) const {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -167,13 +168,14 @@ struct Architecture {
   bool qkv_bias;
   bool qk_norm;
   bool rotates_halves;
+  bool windows;  // the files say whether layers see the last tokens only
 };
 
 // Llama's files have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
 constexpr std::array<Architecture, 3> kArchitectures = {{
-    {"llama", "Llama", false, false, false},
-    {"qwen2", "Qwen2", true, false, true},
-    {"qwen3", "Qwen3", false, true, true},
+    {"llama", "Llama", false, false, false, true},
+    {"qwen2", "Qwen2", true, false, true, false},
+    {"qwen3", "Qwen3", false, true, true, false},
 }};
 
 const Architecture& architecture_of(const Gguf& file) {
@@ -191,7 +193,7 @@ const Architecture& architecture_of(const Gguf& file) {
 
 // A key that this program does not know could change what the model computes, and the text would be wrong without
 // notice. Names are without the architecture's in front.
-void check_keys(const Gguf& file, std::string_view architecture) {
+void check_keys(const Gguf& file, const Architecture& architecture) {
   static const std::set<std::string, std::less<>> kept = {
       "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
       "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
@@ -215,10 +217,11 @@ void check_keys(const Gguf& file, std::string_view architecture) {
       {"attention.max_alibi_bias", {0}},
       {"rope.scaling.yarn_ext_factor", {1}},
       {"rope.scaling.yarn_attn_factor", {1}}};
-  const std::string prefix = std::string(architecture) + ".";
+  const std::string prefix = std::string(architecture.name) + ".";
   for (const std::string& key : file.keys()) {
     const std::string name = key.starts_with(prefix) ? key.substr(prefix.size()) : "";
-    if (name.empty() || kept.contains(name)) {
+    const bool is_window = name == "attention.sliding_window" || name == "attention.sliding_window_pattern";
+    if (name.empty() || kept.contains(name) || (is_window && architecture.windows)) {
       continue;
     }
     if (name == "use_parallel_residual" || name == "attention.causal") {
@@ -238,9 +241,41 @@ void check_keys(const Gguf& file, std::string_view architecture) {
   }
 }
 
+// Which layers see all tokens, as the files have it: as a period or, for each layer, whether it has a window.
+int read_global_period(const Gguf& file, const std::string& key, const LlamaConfig& config, int fallback) {
+  if (!file.has_ints(key)) {
+    const std::int64_t period = file.get_int(key, fallback);
+    require(file, period >= 0 && period <= std::numeric_limits<int>::max(), key + " is not a number of layers");
+    return static_cast<int>(period);
+  }
+  const std::vector<std::int64_t>& has_window = file.get_ints(key);
+  require(file, static_cast<int>(has_window.size()) == config.num_layers,
+          key + " has " + std::to_string(has_window.size()) + " values for " + std::to_string(config.num_layers) +
+              " layers");
+  const auto first_global = std::find(has_window.begin(), has_window.end(), 0);
+  LlamaConfig periodic;
+  periodic.window = 1;
+  periodic.global_period =
+      first_global == has_window.end() ? 0 : static_cast<int>(first_global - has_window.begin()) + 1;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    require(file, has_window[static_cast<std::size_t>(layer)] == periodic.window_of(layer),
+            key + " is not supported: it does not repeat itself after a layer that sees all tokens");
+  }
+  return periodic.global_period;
+}
+
+void read_windows(const Gguf& file, const std::string& prefix, LlamaConfig& config) {
+  const std::string key = prefix + "attention.sliding_window";
+  const std::int64_t window = file.get_int(key, 0);
+  require(file, window >= 0, key + " is below 0");
+  config.global_period = read_global_period(file, key + "_pattern", config, 0);
+  const bool has_effect = window < config.context_length && config.global_period != 1;
+  config.window = has_effect ? static_cast<int>(window) : 0;
+}
+
 LlamaConfig config_of(const Gguf& file) {
   const Architecture& architecture = architecture_of(file);
-  check_keys(file, architecture.name);
+  check_keys(file, architecture);
   const auto key = [&](const char* rest) { return std::string(architecture.name) + "." + rest; };
   // Far above every published model, and small enough that no product of two overflows an int.
   constexpr std::int64_t kMaxFeatures = 1 << 20;
@@ -289,6 +324,17 @@ LlamaConfig config_of(const Gguf& file) {
           key("vocab_size") + " and the number of tokens in tokenizer.ggml.tokens differ");
   config.tied_output = !file.has_tensor("output.weight");
   config.rotation_scale = read_rotary_scaling(file, architecture.name, config).rotation_scale;
+  if (architecture.windows) {
+    read_windows(file, key(""), config);
+  }
+  return config;
+}
+
+// The same model, with the context that is computed right.
+LlamaConfig limited(LlamaConfig config, Windows windows) {
+  if (windows == Windows::kUnknown && config.has_windows()) {
+    config.context_length = config.window;
+  }
   return config;
 }
 
@@ -530,6 +576,7 @@ Matrix gated_silu(const Matrix& gate_up) {
 }  // namespace
 
 struct Llama::Impl {
+  Windows windows;
   LlamaConfig config;
   LlamaWeights weights;
   std::int64_t num_parameters = 0;
@@ -541,13 +588,18 @@ struct Llama::Impl {
   std::optional<std::uint64_t> synthetic_seed;
   std::once_flag randomized;
 
-  explicit Impl(const Gguf& file)
-      : config(checked_config(file)), weights(read_weights(file, config)), file_mapping(file.mapping()) {
+  Impl(const Gguf& file, Windows llama_windows)
+      : windows(llama_windows),
+        config(checked_config(file)),
+        weights(read_weights(file, config)),
+        file_mapping(file.mapping()) {
+    config = limited(config, windows);
     count();
   }
 
   // The matrices are left uninitialised.
-  explicit Impl(const LlamaConfig& llama_config) : config(llama_config), arena(count()) {
+  Impl(const LlamaConfig& llama_config, Windows llama_windows)
+      : windows(llama_windows), config(limited(llama_config, windows)), arena(count()) {
     const Eigen::Index hidden = config.hidden_size;
     const Eigen::Index q_rows = Eigen::Index{config.num_heads} * config.head_dim;
     const Eigen::Index qkv_rows = q_rows + 2 * Eigen::Index{config.num_kv_heads} * config.head_dim;
@@ -614,18 +666,19 @@ struct Llama::Impl {
   }
 };
 
-Llama::Llama(const Gguf& file) : impl_(std::make_unique<Impl>(file)) {}
+Llama::Llama(const Gguf& file, Windows windows) : impl_(std::make_unique<Impl>(file, windows)) {}
 
 LlamaConfig Llama::read_config(const Gguf& file) { return config_of(file); }
 
-Llama::Llama(const LlamaConfig& config, std::uint64_t seed) : impl_(std::make_unique<Impl>(config)) {
+Llama::Llama(const LlamaConfig& config, std::uint64_t seed, Windows windows)
+    : impl_(std::make_unique<Impl>(config, windows)) {
   impl_->randomize_matrices(seed);
 }
 
 Llama::Llama(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Llama Llama::synthetic(const LlamaConfig& config, std::uint64_t seed) {
-  auto impl = std::make_unique<Impl>(config);
+Llama Llama::synthetic(const LlamaConfig& config, std::uint64_t seed, Windows windows) {
+  auto impl = std::make_unique<Impl>(config, windows);
   impl->synthetic_seed = seed;
   return Llama(std::move(impl));
 }
@@ -643,6 +696,9 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
   COMMON_CHECK(!tokens.empty() && tokens.size() == positions.size(), "each token needs a position");
   impl_->randomize_if_synthetic();
   const LlamaConfig& config = impl_->config;
+  COMMON_CHECK(impl_->windows == Windows::kComputed || config.window == 0 ||
+                   *std::max_element(positions.begin(), positions.end()) < config.window,
+               "layers see the last " + std::to_string(config.window) + " tokens only, and the attention all of them");
   const auto num_tokens = static_cast<Eigen::Index>(tokens.size());
   const Eigen::Index q_cols = Eigen::Index{config.num_heads} * config.head_dim;
   const Eigen::Index kv_cols = Eigen::Index{config.num_kv_heads} * config.head_dim;

@@ -35,7 +35,20 @@ struct LlamaConfig {
   bool rotates_halves = false;  // number i of a head is rotated with i + head_dim / 2, not 2i with 2i + 1
   float rotation_scale = 1.0F;  // factor of rotated q and k (YaRN)
 
+  // How many tokens a query sees, the last of which is its own; 0: all so far. The same in all layers but each
+  // global_period-th, which sees all. 0: there is no such layer.
+  int window = 0;
+  int global_period = 0;
+
   int num_queries_per_kv() const { return num_heads / num_kv_heads; }
+  int window_of(int layer) const { return global_period > 0 && (layer + 1) % global_period == 0 ? 0 : window; }
+  bool has_windows() const { return window > 0 && window < context_length; }  // of any effect
+};
+
+// What a caller's attention does in layers with a window.
+enum class Windows {
+  kUnknown,   // it lets every query see all tokens: the context ends where that becomes wrong, with the window
+  kComputed,  // it lets a query see window_of(layer) tokens: the context is as long as the model was made for
 };
 
 // q: [num_tokens, num_heads * head_dim], k and v: [num_tokens, num_kv_heads * head_dim], rotary embedding applied.
@@ -68,17 +81,18 @@ class Llama {
   // Reads and checks the architecture's keys and all weights, which stay in the file as they are: a file opened by path
   // is kept mapped, and bytes given to Gguf::parse must outlive the model. Throws InputError on missing keys, on keys
   // that contradict each other, and on tensors that are missing, have another shape or hold a value that is not finite.
-  explicit Llama(const Gguf& file);
+  explicit Llama(const Gguf& file, Windows windows = Windows::kUnknown);
 
-  // The shape alone, from the keys, without reading a weight. Throws InputError on the same keys.
+  // The shape alone, from the keys, without reading a weight, and with the whole context. Throws InputError on the same
+  // keys.
   static LlamaConfig read_config(const Gguf& file);
 
   // Random weights, the same for the same seed.
-  Llama(const LlamaConfig& config, std::uint64_t seed);
+  Llama(const LlamaConfig& config, std::uint64_t seed, Windows windows = Windows::kUnknown);
 
   // The same weights, but drawn when the CPU first needs them: a GPU that draws random weights of its own then costs
   // the host neither time nor memory.
-  static Llama synthetic(const LlamaConfig& config, std::uint64_t seed);
+  static Llama synthetic(const LlamaConfig& config, std::uint64_t seed, Windows windows = Windows::kUnknown);
   bool is_synthetic() const;
 
   Llama(Llama&&) noexcept;
@@ -90,7 +104,8 @@ class Llama {
   const LlamaConfig& config() const;
 
   // tokens, positions: [num_tokens]. Calls attention once for each layer, in order. Returns the final hidden states,
-  // normalised: [num_tokens, hidden_size]. Throws CheckError on a token outside of the vocabulary.
+  // normalised: [num_tokens, hidden_size]. Throws CheckError on a token outside of the vocabulary, and on a position
+  // that a window would matter for, if windows are unknown.
   Matrix forward(std::span<const Token> tokens, std::span<const int> positions, const AttentionFn& attention) const;
 
   // hidden: [num_rows, hidden_size], some rows of forward's result. Returns [num_rows, vocab_size].

@@ -48,6 +48,7 @@ using common::Matrix;
 using common::Random;
 using common::TensorType;
 using common::Token;
+using common::Windows;
 using tests::Bytes;
 using tests::contains;
 using tests::error_of;
@@ -89,7 +90,7 @@ std::vector<Token> random_tokens(Random& random, int count, int vocab_size) {
 
 // Checks a whole sequence in one pass, and again in chunks, against the independent forward pass.
 void check_against_float64(const Gguf& file, std::span<const Token> tokens) {
-  const Llama model(file);
+  const Llama model(file, Windows::kComputed);
   const std::vector<double> expected = SlowLlama(file).logits(tokens);
   ReferenceCache whole(model.config());
   CHECK(tests::compare(all_of(tests::next_logits(model, whole, tokens)), expected, kRounding) == kNoComplaint);
@@ -326,6 +327,98 @@ TEST_CASE("rotations slowed for longer contexts, against float64", "[llama]") {
       check_against_float64(tiny);
     }
   }
+}
+
+TEST_CASE("layers that see the last tokens only, against float64", "[llama][windows]") {
+  for (const int window : {1, 2, 5, 23, 24, 63}) {
+    for (const int global_period : {0, 1, 2, 3}) {
+      TinyModel tiny;
+      tiny.num_layers = 4;
+      tiny.window = window;
+      tiny.global_period = global_period;
+      CAPTURE(window, global_period);
+      check_against_float64(tiny);
+    }
+  }
+}
+
+TEST_CASE("a file says which layers have windows", "[llama][windows]") {
+  TinyModel tiny;
+  tiny.num_layers = 5;
+  tiny.window = 8;
+  const auto windows_of = [](const GgufBuilder& builder) {
+    const Bytes bytes = builder.build();
+    const LlamaConfig config = Llama::read_config(Gguf::parse(bytes, "tiny.gguf"));
+    std::vector<int> windows;
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      windows.push_back(config.window_of(layer));
+    }
+    CHECK(config.context_length == 64);
+    return windows;
+  };
+  using std::vector;
+  CHECK(windows_of(TinyModel().builder()) == vector<int>{0, 0});
+  CHECK(windows_of(tiny.builder()) == vector<int>{8, 8, 8, 8, 8});
+  const std::string window = "llama.attention.sliding_window";
+  const std::string pattern = window + "_pattern";
+  CHECK(windows_of(tiny.builder().add(pattern, 0)) == vector<int>{8, 8, 8, 8, 8});
+  CHECK(windows_of(tiny.builder().add(pattern, 1)) == vector<int>{0, 0, 0, 0, 0});
+  CHECK(windows_of(tiny.builder().add(pattern, 2)) == vector<int>{8, 0, 8, 0, 8});
+  CHECK(windows_of(tiny.builder().add(pattern, 4)) == vector<int>{8, 8, 8, 0, 8});
+  CHECK(windows_of(tiny.builder().add(pattern, 9)) == vector<int>{8, 8, 8, 8, 8});
+  using Bools = vector<bool>;
+  CHECK(windows_of(tiny.builder().add_array(pattern, Bools{true, false, true, false, true})) ==
+        vector<int>{8, 0, 8, 0, 8});
+  CHECK(windows_of(tiny.builder().add_array(pattern, Bools(5, true))) == vector<int>{8, 8, 8, 8, 8});
+  CHECK(windows_of(tiny.builder().add_array(pattern, Bools(5, false))) == vector<int>{0, 0, 0, 0, 0});
+
+  CHECK(refusal(tiny.builder().add_array(pattern, Bools{true, false, true, true, false})) ==
+        pattern + " is not supported: it does not repeat itself after a layer that sees all tokens");
+  CHECK(refusal(tiny.builder().add_array(pattern, Bools(4, true))) == pattern + " has 4 values for 5 layers");
+  CHECK(refusal_with(window, -8) == window + " is below 0");
+  CHECK(refusal_with(pattern, -1) == pattern + " is not a number of layers");
+  CHECK(contains(refusal_with(pattern, std::string("all")), pattern));
+}
+
+TEST_CASE("without windows in attention, the context ends with the window", "[llama][windows]") {
+  TinyModel tiny;
+  tiny.window = 8;
+  const Bytes bytes = tiny.builder().build();
+  const Gguf file = Gguf::parse(bytes, "tiny.gguf");
+  const Llama limited(file);
+  const Llama whole(file, Windows::kComputed);
+  CHECK(limited.config().context_length == 8);
+  CHECK(whole.config().context_length == 64);
+
+  // Up to there, all layers see all.
+  Random random(3);
+  const std::vector<Token> tokens = random_tokens(random, 9, tiny.vocab_size);
+  LlamaConfig plain = limited.config();
+  plain.window = 0;
+  ReferenceCache cache(plain);
+  CHECK(tests::compare(all_of(tests::next_logits(limited, cache, std::span(tokens).first(8))),
+                       SlowLlama(file).logits(std::span(tokens).first(8)), kRounding) == kNoComplaint);
+  CHECK(contains(error_of<CheckError>([&] { tests::next_logits(limited, cache, std::span(tokens).last(1)); }),
+                 "layers see the last 8 tokens only, and the attention all of them"));
+
+  // YaRN's context of training is the whole one.
+  tiny.scaling = "yarn";
+  const Bytes slowed = tiny.builder().build();
+  const Gguf slowed_file = Gguf::parse(slowed, "tiny.gguf");
+  CHECK(Llama(slowed_file).weights().frequencies == Llama(slowed_file, Windows::kComputed).weights().frequencies);
+  tiny.scaling = "";
+
+  // A window that reaches as far as the context changes nothing.
+  tiny.window = 64;
+  const Bytes same = tiny.builder().build();
+  CHECK(Llama(Gguf::parse(same, "tiny.gguf")).config().context_length == 64);
+  CHECK(Llama(Gguf::parse(same, "tiny.gguf")).config().window == 0);
+
+  LlamaConfig config = small_config();
+  config.window = 16;
+  CHECK(Llama(config, 1).config().context_length == 16);
+  CHECK(Llama::synthetic(config, 1).config().context_length == 16);
+  CHECK(Llama::synthetic(config, 1, Windows::kComputed).config().context_length == 64);
 }
 
 // Llama 3.1 and later slow rotations by a rule with four numbers; files carry the resulting factors, as
@@ -687,8 +780,7 @@ TEST_CASE("keys that change the arithmetic are refused, unless their value chang
     double changing;
     std::vector<double> neutral;
   };
-  const std::vector<Case> cases = {{"attention.sliding_window", 8, {0, 1 << 20}},
-                                   {"attention.scale", 0.25, {0}},
+  const std::vector<Case> cases = {{"attention.scale", 0.25, {0}},
                                    {"logit_scale", 0.0625, {0, 1}},
                                    {"embedding_scale", 12, {0, 1}},
                                    {"residual_scale", 0.22, {0, 1}},
@@ -706,6 +798,11 @@ TEST_CASE("keys that change the arithmetic are refused, unless their value chang
       CHECK(refusal_with(key, value) == kNoComplaint);
     }
   }
+  // Files of other architectures name windows that only some of their layers have, and not which.
+  const TinyModel qwen = small_model_of("qwen2");
+  CHECK(refusal_with("qwen2.attention.sliding_window", 8, qwen) ==
+        "qwen2.attention.sliding_window is 8, which is not supported");
+  CHECK(refusal_with("qwen2.attention.sliding_window", 1 << 20, qwen) == kNoComplaint);
   CHECK(refusal_with("llama.use_parallel_residual", false) == kNoComplaint);
   CHECK(refusal_with("llama.use_parallel_residual", true) == "llama.use_parallel_residual is not supported");
   CHECK(refusal_with("llama.attention.causal", true) == kNoComplaint);

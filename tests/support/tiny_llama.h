@@ -88,7 +88,7 @@ class SlowLlama {
     const auto num_layers = static_cast<int>(file_.get_int(key("block_count")));
     for (int layer = 0; layer < num_layers; ++layer) {
       const std::string prefix = "blk." + std::to_string(layer) + ".";
-      add_attention(prefix, first_position, x);
+      add_attention(prefix, first_position, sees_all(layer) ? tokens.size() : window(), x);
       add_feed_forward(prefix, x);
     }
     const SlowMatrix output = file_.has_tensor("output.weight") ? read("output.weight") : embedding_;
@@ -102,6 +102,17 @@ class SlowLlama {
 
  private:
   std::string key(const std::string& rest) const { return architecture_ + "." + rest; }
+
+  std::size_t window() const { return static_cast<std::size_t>(file_.get_int(key("attention.sliding_window"))); }
+
+  // The file names a window and how often a layer has none: the last one of so many.
+  bool sees_all(int layer) const {
+    if (!file_.has(key("attention.sliding_window"))) {
+      return true;
+    }
+    const std::int64_t period = file_.get_int(key("attention.sliding_window_pattern"), 0);
+    return period > 0 && layer % period == period - 1;
+  }
 
   // As in the paper (arXiv 2309.00071, section 3.2): by how many times a pair turns over the context of training. The
   // ends of the ramp are moved to whole pairs, as in its authors' program.
@@ -175,7 +186,7 @@ class SlowLlama {
     return result;
   }
 
-  void add_attention(const std::string& prefix, int first_position, std::vector<Vector>& x) const {
+  void add_attention(const std::string& prefix, int first_position, std::size_t window, std::vector<Vector>& x) const {
     const SlowMatrix wo = read(prefix + "attn_output.weight");
     std::vector<Vector> keys;
     std::vector<Vector> values;
@@ -184,11 +195,15 @@ class SlowLlama {
       const Vector h = normalised(x[t], prefix + "attn_norm.weight");
       keys.push_back(rotated(projected(prefix, "k", h), position));
       values.push_back(projected(prefix, "v", h));
+      if (keys.size() > window) {
+        keys.erase(keys.begin());
+        values.erase(values.begin());
+      }
       add_to(x[t], wo * attend(rotated(projected(prefix, "q", h), position), keys, values));
     }
   }
 
-  // One token's query attends to all keys so far, the last of which is its own.
+  // One token's query attends to these keys, the last of which is its own.
   Vector attend(const Vector& q, const std::vector<Vector>& keys, const std::vector<Vector>& values) const {
     const std::size_t num_queries_per_kv = q.size() / keys[0].size();
     Vector result(q.size(), 0.0);
@@ -264,6 +279,8 @@ struct TinyModel {
   std::vector<float> rope_factors;
   std::string scaling;  // linear or yarn, by 4
   std::optional<int> trained_length;
+  std::optional<int> window;
+  std::optional<int> global_period;
 
   // Random weights and norms, large enough for tokens to influence one another.
   GgufBuilder builder() const {
@@ -354,6 +371,12 @@ struct TinyModel {
     }
     if (trained_length.has_value()) {
       add("rope.scaling.original_context_length", *trained_length);
+    }
+    if (window.has_value()) {
+      add("attention.sliding_window", *window);
+    }
+    if (global_period.has_value()) {
+      add("attention.sliding_window_pattern", *global_period);
     }
     // What the tokens spell does not matter here, only how many there are.
     result.add_array("tokenizer.ggml.tokens", std::vector<std::string>(static_cast<std::size_t>(vocab_size), "t"));
