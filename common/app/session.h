@@ -16,7 +16,8 @@
 namespace common {
 
 // For --help: what the README says at length.
-inline constexpr const char* kLoadableModels = "a GGUF file of Llama, Qwen2 or Qwen3, or of a model built like them";
+inline constexpr const char* kLoadableModels =
+    "a GGUF file of Llama, Qwen2, Qwen3 or Gemma 3, or of a model built like them";
 
 // A loaded model, and the requests that the command line describes.
 struct Session {

@@ -68,11 +68,11 @@ void require(const Gguf& file, bool condition, const std::string& message) {
 
 // --- Rotary embedding ----------------------------------------------------------------------------------------------
 
-std::vector<double> plain_frequencies(const LlamaConfig& config) {
+std::vector<double> plain_frequencies(const LlamaConfig& config, float base) {
   std::vector<double> frequencies;
   frequencies.reserve(static_cast<std::size_t>(config.head_dim / 2));
   for (int i = 0; i < config.head_dim / 2; ++i) {
-    frequencies.push_back(std::pow(static_cast<double>(config.rope_freq_base), -2.0 * i / config.head_dim));
+    frequencies.push_back(std::pow(static_cast<double>(base), -2.0 * i / config.head_dim));
   }
   return frequencies;
 }
@@ -137,8 +137,13 @@ RotaryScaling read_rotary_scaling(const Gguf& file, std::string_view architectur
   return read_yarn(file, prefix, config, factor);
 }
 
+std::vector<double> window_frequencies(const LlamaConfig& config) {
+  return config.window_rope_freq_base > 0.0F ? plain_frequencies(config, config.window_rope_freq_base)
+                                             : std::vector<double>();
+}
+
 std::vector<double> read_frequencies(const Gguf& file, const LlamaConfig& config) {
-  std::vector<double> frequencies = plain_frequencies(config);
+  std::vector<double> frequencies = plain_frequencies(config, config.rope_freq_base);
   if (file.has_tensor("rope_freqs.weight")) {
     // Llama 3.1 and later slow down the slow rotations by these factors, for longer contexts.
     std::vector<float> factors(frequencies.size());
@@ -169,13 +174,15 @@ struct Architecture {
   bool qk_norm;
   bool rotates_halves;
   bool windows;  // the files say whether layers see the last tokens only
+  bool is_gemma;
 };
 
 // Llama's files have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
-constexpr std::array<Architecture, 3> kArchitectures = {{
-    {"llama", "Llama", false, false, false, true},
-    {"qwen2", "Qwen2", true, false, true, false},
-    {"qwen3", "Qwen3", false, true, true, false},
+constexpr std::array<Architecture, 4> kArchitectures = {{
+    {"llama", "Llama", false, false, false, true, false},
+    {"qwen2", "Qwen2", true, false, true, false, false},
+    {"qwen3", "Qwen3", false, true, true, false, false},
+    {"gemma3", "Gemma 3", false, true, true, true, true},
 }};
 
 const Architecture& architecture_of(const Gguf& file) {
@@ -220,7 +227,8 @@ void check_keys(const Gguf& file, const Architecture& architecture) {
   const std::string prefix = std::string(architecture.name) + ".";
   for (const std::string& key : file.keys()) {
     const std::string name = key.starts_with(prefix) ? key.substr(prefix.size()) : "";
-    const bool is_window = name == "attention.sliding_window" || name == "attention.sliding_window_pattern";
+    const bool is_window = name == "attention.sliding_window" || name == "attention.sliding_window_pattern" ||
+                           name == "rope.freq_base_swa";
     if (name.empty() || kept.contains(name) || (is_window && architecture.windows)) {
       continue;
     }
@@ -264,11 +272,17 @@ int read_global_period(const Gguf& file, const std::string& key, const LlamaConf
   return periodic.global_period;
 }
 
-void read_windows(const Gguf& file, const std::string& prefix, LlamaConfig& config) {
+// default_period: where the file has none. 0: it need not have windows either.
+void read_windows(const Gguf& file, const std::string& prefix, int default_period, LlamaConfig& config) {
   const std::string key = prefix + "attention.sliding_window";
-  const std::int64_t window = file.get_int(key, 0);
+  const std::int64_t window = default_period > 0 ? file.get_int(key) : file.get_int(key, 0);
   require(file, window >= 0, key + " is below 0");
-  config.global_period = read_global_period(file, key + "_pattern", config, 0);
+  config.global_period = read_global_period(file, key + "_pattern", config, default_period);
+  const std::string base = prefix + "rope.freq_base_swa";
+  if (file.has(base) || config.window_rope_freq_base > 0.0F) {
+    config.window_rope_freq_base =
+        static_cast<float>(read_positive(file, base, static_cast<double>(config.window_rope_freq_base)));
+  }
   const bool has_effect = window < config.context_length && config.global_period != 1;
   config.window = has_effect ? static_cast<int>(window) : 0;
 }
@@ -324,8 +338,18 @@ LlamaConfig config_of(const Gguf& file) {
           key("vocab_size") + " and the number of tokens in tokenizer.ggml.tokens differ");
   config.tied_output = !file.has_tensor("output.weight");
   config.rotation_scale = read_rotary_scaling(file, architecture.name, config).rotation_scale;
+  if (architecture.is_gemma) {
+    // What its files do not say (Gemma 3 Technical Report, arXiv 2503.19786, and the published config.json).
+    constexpr int kLargestLayers = 62;
+    require(file, config.num_layers != kLargestLayers,
+            "Gemma 3 27B divides its scores by another number than the root of head_dim, which is not supported");
+    config.post_norms = true;
+    config.gelu = true;
+    config.embedding_scale = std::sqrt(static_cast<float>(config.hidden_size));
+    config.window_rope_freq_base = 10000.0F;
+  }
   if (architecture.windows) {
-    read_windows(file, key(""), config);
+    read_windows(file, key(""), architecture.is_gemma ? 6 : 0, config);
   }
   return config;
 }
@@ -372,6 +396,10 @@ std::vector<ExpectedTensor> expected_tensors(const LlamaConfig& config) {
     }
     tensors.push_back({prefix + "attn_output.weight", {hidden, q_rows}});
     tensors.push_back({prefix + "ffn_norm.weight", {hidden}});
+    if (config.post_norms) {
+      tensors.push_back({prefix + "post_attention_norm.weight", {hidden}});
+      tensors.push_back({prefix + "post_ffw_norm.weight", {hidden}});
+    }
     tensors.push_back({prefix + "ffn_gate.weight", {feed_forward, hidden}});
     tensors.push_back({prefix + "ffn_up.weight", {feed_forward, hidden}});
     tensors.push_back({prefix + "ffn_down.weight", {hidden, feed_forward}});
@@ -466,6 +494,10 @@ LlamaLayer read_layer(const Gguf& file, const LlamaConfig& config, const std::st
     layer.k_norm = read_vectors(file, {prefix + "attn_k_norm.weight"});
   }
   layer.output = read_matrix(file, {prefix + "attn_output.weight"});
+  if (config.post_norms) {
+    layer.post_attention_norm = read_vectors(file, {prefix + "post_attention_norm.weight"});
+    layer.post_feed_forward_norm = read_vectors(file, {prefix + "post_ffw_norm.weight"});
+  }
   layer.feed_forward_norm = read_vectors(file, {prefix + "ffn_norm.weight"});
   layer.gate_up = read_matrix(file, {prefix + "ffn_gate.weight", prefix + "ffn_up.weight"});
   layer.down = read_matrix(file, {prefix + "ffn_down.weight"});
@@ -478,6 +510,7 @@ LlamaWeights read_weights(const Gguf& file, const LlamaConfig& config) {
   weights.output_norm = read_vectors(file, {"output_norm.weight"});
   weights.output = config.tied_output ? weights.embedding : read_matrix(file, {"output.weight"});
   weights.frequencies = read_frequencies(file, config);
+  weights.window_frequencies = window_frequencies(config);
   for (int layer = 0; layer < config.num_layers; ++layer) {
     weights.layers.push_back(read_layer(file, config, layer_prefix(layer)));
   }
@@ -561,14 +594,20 @@ void normalise_heads(Matrix& x, const RowVector& weight, float epsilon) {
   MutableMatrixView(x.data(), heads.rows(), head_dim) = rms_norm(heads, weight, epsilon);
 }
 
-// gate_up: [num_tokens, 2 * feed_forward_size]. Returns silu(gate) * up, with silu(x) = x / (1 + exp(-x)).
-Matrix gated_silu(const Matrix& gate_up) {
+// gate_up: [num_tokens, 2 * feed_forward_size]. Returns f(gate) * up. f(x) = x / (1 + exp(-s)): SiLU with s = x, and
+// with s = 2 sqrt(2 / pi) (x + 0.044715 x^3) GELU, x / 2 (1 + tanh(s / 2)) (Hendrycks and Gimpel, arXiv 1606.08415).
+Matrix gated(const Matrix& gate_up, bool gelu) {
   const Eigen::Index size = gate_up.cols() / 2;
   Matrix y(gate_up.rows(), size);
   parallel_for(static_cast<int>(gate_up.rows()), [&](int begin, int end) {
     const auto gate = gate_up.block(begin, 0, end - begin, size).array();
     const auto up = gate_up.block(begin, size, end - begin, size).array();
-    y.middleRows(begin, end - begin) = gate / (1.0F + (-gate).exp()) * up;
+    if (gelu) {
+      constexpr float kScale = 1.5957691216F;
+      y.middleRows(begin, end - begin) = gate / (1.0F + (-kScale * (gate + 0.044715F * gate.cube())).exp()) * up;
+    } else {
+      y.middleRows(begin, end - begin) = gate / (1.0F + (-gate).exp()) * up;
+    }
   });
   return y;
 }
@@ -607,7 +646,8 @@ struct Llama::Impl {
     weights.embedding = allocate(config.vocab_size, hidden);
     weights.output_norm = RowVector::Ones(hidden);
     weights.output = config.tied_output ? weights.embedding : allocate(config.vocab_size, hidden);
-    weights.frequencies = plain_frequencies(config);
+    weights.frequencies = plain_frequencies(config, config.rope_freq_base);
+    weights.window_frequencies = window_frequencies(config);
     for (int i = 0; i < config.num_layers; ++i) {
       LlamaLayer layer;
       layer.attention_norm = RowVector::Ones(hidden);
@@ -616,7 +656,9 @@ struct Llama::Impl {
       layer.q_norm = RowVector::Ones(config.qk_norm ? config.head_dim : 0);
       layer.k_norm = layer.q_norm;
       layer.output = allocate(hidden, q_rows);
+      layer.post_attention_norm = RowVector::Ones(config.post_norms ? hidden : 0);
       layer.feed_forward_norm = RowVector::Ones(hidden);
+      layer.post_feed_forward_norm = layer.post_attention_norm;
       layer.gate_up = allocate(2 * feed_forward, hidden);
       layer.down = allocate(hidden, feed_forward);
       weights.layers.push_back(std::move(layer));
@@ -711,7 +753,11 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
                  "token " + std::to_string(token) + " is not in the vocabulary");
     weights.embedding.read_rows(token, 1, x.row(row).data());
   }
+  if (config.embedding_scale != 1.0F) {
+    x *= config.embedding_scale;
+  }
   const Rotation rotation = rotation_at(positions, weights.frequencies, config.rotation_scale);
+  const Rotation window_rotation = rotation_at(positions, weights.window_frequencies, 1.0F);
 
   for (int index = 0; index < config.num_layers; ++index) {
     const LlamaLayer& layer = weights.layers[static_cast<std::size_t>(index)];
@@ -727,15 +773,18 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
       normalise_heads(q, layer.q_norm, config.rms_epsilon);
       normalise_heads(k, layer.k_norm, config.rms_epsilon);
     }
-    rotate(q, rotation, config.rotates_halves);
-    rotate(k, rotation, config.rotates_halves);
+    const bool is_apart = config.window_of(index) > 0 && !weights.window_frequencies.empty();
+    rotate(q, is_apart ? window_rotation : rotation, config.rotates_halves);
+    rotate(k, is_apart ? window_rotation : rotation, config.rotates_halves);
     const Matrix attended = attention(index, q, k, v);
     COMMON_CHECK(attended.rows() == num_tokens && attended.cols() == q_cols,
                  "attention returned a matrix of another shape");
-    x += linear(attended, layer.output);
+    const Matrix projected = linear(attended, layer.output);
+    x += config.post_norms ? rms_norm(projected, layer.post_attention_norm, config.rms_epsilon) : projected;
 
     const Matrix gate_up = linear(rms_norm(x, layer.feed_forward_norm, config.rms_epsilon), layer.gate_up);
-    x += linear(gated_silu(gate_up), layer.down);
+    const Matrix down = linear(gated(gate_up, config.gelu), layer.down);
+    x += config.post_norms ? rms_norm(down, layer.post_feed_forward_norm, config.rms_epsilon) : down;
   }
   return rms_norm(x, weights.output_norm, config.rms_epsilon);
 }
@@ -760,7 +809,8 @@ std::int64_t Llama::weight_bytes_per_token() const {
       bytes += matrix->num_bytes();
     }
     for (const RowVector* vector :
-         {&layer.attention_norm, &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.feed_forward_norm}) {
+         {&layer.attention_norm, &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.post_attention_norm,
+          &layer.feed_forward_norm, &layer.post_feed_forward_norm}) {
       bytes += vector_bytes(*vector);
     }
   }

@@ -1,7 +1,7 @@
-// The forward pass of Llama and of the architectures that differ from it in a few details of a layer (Qwen2, Qwen3). It
-// knows nothing of caches: in each layer it passes q, k and v to a callback and continues with the attention output
-// that the callback returns. Tokens are flat: they may belong to one sequence or to many, and `positions` alone says
-// where each token is in its own.
+// The forward pass of Llama and of the architectures that differ from it in a few details of a layer (Qwen2, Qwen3,
+// Gemma 3). It knows nothing of caches: in each layer it passes q, k and v to a callback and continues with the
+// attention output that the callback returns. Tokens are flat: they may belong to one sequence or to many, and
+// `positions` alone says where each token is in its own.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +35,12 @@ struct LlamaConfig {
   bool rotates_halves = false;  // number i of a head is rotated with i + head_dim / 2, not 2i with 2i + 1
   float rotation_scale = 1.0F;  // factor of rotated q and k (YaRN)
 
+  bool post_norms = false;  // what attention and the feed-forward part add is normalised first
+  bool gelu = false;        // the gate's function is GELU, approximated by tanh, and not SiLU
+  float embedding_scale = 1.0F;
+  // Of the rotation in layers with a window, which is not slowed; 0: as in all others.
+  float window_rope_freq_base = 0.0F;
+
   // How many tokens a query sees, the last of which is its own; 0: all so far. The same in all layers but each
   // global_period-th, which sees all. 0: there is no such layer.
   int window = 0;
@@ -56,15 +62,17 @@ enum class Windows {
 using AttentionFn = std::function<Matrix(int layer, const Matrix& q, const Matrix& k, const Matrix& v)>;
 
 struct LlamaLayer {
-  RowVector attention_norm;     // [hidden_size]
-  WeightMatrix qkv;             // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
-  RowVector qkv_bias;           // [(num_heads + 2 * num_kv_heads) * head_dim]; empty unless config.qkv_bias
-  RowVector q_norm;             // [head_dim]; empty unless config.qk_norm
-  RowVector k_norm;             // [head_dim]; empty unless config.qk_norm
-  WeightMatrix output;          // [hidden_size, num_heads * head_dim]
-  RowVector feed_forward_norm;  // [hidden_size]
-  WeightMatrix gate_up;         // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
-  WeightMatrix down;            // [hidden_size, feed_forward_size]
+  RowVector attention_norm;          // [hidden_size]
+  WeightMatrix qkv;                  // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
+  RowVector qkv_bias;                // [(num_heads + 2 * num_kv_heads) * head_dim]; empty unless config.qkv_bias
+  RowVector q_norm;                  // [head_dim]; empty unless config.qk_norm
+  RowVector k_norm;                  // [head_dim]; empty unless config.qk_norm
+  WeightMatrix output;               // [hidden_size, num_heads * head_dim]
+  RowVector post_attention_norm;     // [hidden_size]; empty unless config.post_norms
+  RowVector feed_forward_norm;       // [hidden_size]
+  RowVector post_feed_forward_norm;  // [hidden_size]; empty unless config.post_norms
+  WeightMatrix gate_up;              // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
+  WeightMatrix down;                 // [hidden_size, feed_forward_size]
 };
 
 // The matrices are views, valid as long as the model.
@@ -73,7 +81,8 @@ struct LlamaWeights {
   RowVector output_norm;   // [hidden_size]
   WeightMatrix output;     // [vocab_size, hidden_size]; the embedding itself when tied
   std::vector<LlamaLayer> layers;
-  std::vector<double> frequencies;  // [head_dim / 2], radians per position
+  std::vector<double> frequencies;         // [head_dim / 2], radians per position
+  std::vector<double> window_frequencies;  // those of layers with a window; empty: the same
 };
 
 class Llama {

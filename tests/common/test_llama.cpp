@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -339,6 +340,90 @@ TEST_CASE("layers that see the last tokens only, against float64", "[llama][wind
       CAPTURE(window, global_period);
       check_against_float64(tiny);
     }
+  }
+}
+
+// The proportions of Gemma 3's smallest shape, 270M: one kv head for four, heads that are not hidden size / heads, five
+// layers with a window for each that sees all, bases 10,000 and 1,000,000, eighteen layers, the embedding as output.
+TinyModel small_gemma() {
+  TinyModel tiny = small_model_of("gemma3");
+  tiny.hidden_size = 20;
+  tiny.num_layers = 18;
+  tiny.num_heads = 4;
+  tiny.num_kv_heads = 1;
+  tiny.feed_forward_size = 64;
+  tiny.epsilon = 1e-6F;
+  tiny.window = 7;
+  return tiny;
+}
+
+TEST_CASE("Gemma 3 against float64", "[llama][windows]") {
+  TinyModel tiny = small_gemma();
+  SECTION("as its files are") { check_against_float64(tiny); }
+  SECTION("with an output matrix of its own") {
+    tiny.tied = false;
+    check_against_float64(tiny);
+  }
+  SECTION("with another pattern") {
+    tiny.global_period = 2;
+    check_against_float64(tiny);
+  }
+  SECTION("with rotations slowed in layers that see all") {
+    tiny.scaling = "linear";
+    check_against_float64(tiny);
+  }
+  SECTION("another base of rotations in layers with a window") {
+    const Bytes bytes = tiny.builder().add("gemma3.rope.freq_base_swa", 500.0F).build();
+    Random random(3);
+    check_against_float64(Gguf::parse(bytes, "tiny.gguf"), random_tokens(random, 24, tiny.vocab_size));
+  }
+}
+
+TEST_CASE("what a file of Gemma 3 says, and what not", "[llama][windows]") {
+  const TinyModel tiny = small_gemma();
+  const Bytes bytes = tiny.builder().build();
+  const LlamaConfig config = Llama::read_config(Gguf::parse(bytes, "tiny.gguf"));
+  CHECK(config.rope_freq_base == 1e6F);
+  CHECK(config.window_rope_freq_base == 10000.0F);
+  CHECK(config.embedding_scale == std::sqrt(20.0F));
+  for (int layer = 0; layer < 18; ++layer) {
+    CHECK(config.window_of(layer) == (layer == 5 || layer == 11 || layer == 17 ? 0 : 7));
+  }
+  CHECK(refusal_with("gemma3.block_count", 62, tiny) ==
+        "Gemma 3 27B divides its scores by another number than the root of head_dim, which is not supported");
+  CHECK(refusal_with("gemma3.final_logit_softcapping", 30.0F, tiny) ==
+        "gemma3.final_logit_softcapping is 30, which is not supported");
+  CHECK(refusal_with("gemma3.rope.freq_base_swa", 0.0F, tiny) == "gemma3.rope.freq_base_swa is not a positive number");
+  CHECK(refusal(tiny.builder().remove("gemma3.attention.sliding_window")) ==
+        "metadata key \"gemma3.attention.sliding_window\" is missing");
+  GgufBuilder incomplete = tiny.builder();
+  std::erase_if(incomplete.tensors, [](const auto& tensor) { return tensor.name == "blk.3.post_ffw_norm.weight"; });
+  CHECK(refusal(incomplete).starts_with("tensor \"blk.3.post_ffw_norm.weight\" is missing"));
+}
+
+TEST_CASE("random weights of Gemma 3's shape", "[llama][windows]") {
+  LlamaConfig config = small_config();
+  config.window = 4;
+  config.global_period = 2;
+  config.window_rope_freq_base = 100.0F;
+  config.qk_norm = true;
+  config.rotates_halves = true;
+  config.post_norms = true;
+  config.gelu = true;
+  config.embedding_scale = 7.0F;
+  config.tied_output = true;
+  const Llama model(config, 1, Windows::kComputed);
+  Random random(3);
+  const std::vector<Token> tokens = random_tokens(random, 12, config.vocab_size);
+  const Matrix logits = logits_of(model, tokens);
+  CHECK(logits.allFinite());
+  LlamaConfig plain = config;
+  for (const auto& change : std::vector<std::function<void()>>{
+           [&] { plain.window = 5; }, [&] { plain.global_period = 0; }, [&] { plain.window_rope_freq_base = 0.0F; },
+           [&] { plain.post_norms = false; }, [&] { plain.gelu = false; }, [&] { plain.embedding_scale = 1.0F; }}) {
+    plain = config;
+    change();
+    CHECK(logits_of(Llama(plain, 1, Windows::kComputed), tokens) != logits);
   }
 }
 
@@ -848,7 +933,7 @@ TEST_CASE("sizes out of range", "[llama][errors]") {
 
 TEST_CASE("keys that contradict each other, and models of other kinds", "[llama][errors]") {
   CHECK(refusal_with("general.architecture", std::string("gemma")) ==
-        "the architecture \"gemma\" is not supported (supported: \"llama\", \"qwen2\", \"qwen3\")");
+        "the architecture \"gemma\" is not supported (supported: \"llama\", \"qwen2\", \"qwen3\", \"gemma3\")");
   CHECK(refusal_with("llama.attention.head_count_kv", 4) == "6 query heads can't share 4 kv heads evenly");
   CHECK(refusal_with("llama.attention.head_count_kv", 12) == "6 query heads can't share 12 kv heads evenly");
   CHECK(refusal_with("llama.embedding_length", 13) ==
