@@ -748,17 +748,18 @@ TEST_CASE("a synthetic model draws the same weights when it needs them", "[llama
 
 TEST_CASE("presets have as many parameters as the published models", "[llama]") {
   // The models' cards: 6.74, 13.02 and 68.98 billion (Llama 2), 8.03, 70.55 and 1.24 billion (Llama 3), 134,515,008,
-  // and 5,049,600.
+  // 7.24 billion (Mistral), 268 million (Gemma 3), and 5,049,600.
   const std::vector<std::pair<std::string, double>> millions = {
-      {"llama-2-7b", 6738.4},  {"llama-2-13b", 13015.9}, {"llama-2-70b", 68976.6},
-      {"llama-3-8b", 8030.3},  {"llama-3-70b", 70553.7}, {"llama-3.2-1b", 1235.8},
-      {"smollm2-135m", 134.5}, {"qwen3-0.6b", 596.05},   {"tales-5m", 5.05}};
+      {"llama-2-7b", 6738.4},   {"llama-2-13b", 13015.9}, {"llama-2-70b", 68976.6}, {"llama-3-8b", 8030.3},
+      {"llama-3-70b", 70553.7}, {"llama-3.2-1b", 1235.8}, {"smollm2-135m", 134.5},  {"qwen3-0.6b", 596.05},
+      {"mistral-7b", 7241.7},   {"gemma-3-270m", 268.1},  {"tales-5m", 5.05}};
   REQUIRE(millions.size() == common::presets().size());
   for (const auto& [name, expected] : millions) {
     const LlamaConfig& config = common::find_preset(name).config;
     const double heads = 2.0 * config.num_heads * config.head_dim + 2.0 * config.num_kv_heads * config.head_dim;
     const double head_norms = config.qk_norm ? 2.0 * config.head_dim : 0.0;
-    const double layer = config.hidden_size * (heads + 3.0 * config.feed_forward_size + 2.0) + head_norms;
+    const double norms = config.post_norms ? 4.0 : 2.0;
+    const double layer = config.hidden_size * (heads + 3.0 * config.feed_forward_size + norms) + head_norms;
     const double embeddings = (config.tied_output ? 1.0 : 2.0) * config.vocab_size * config.hidden_size;
     CAPTURE(name);
     CHECK(std::abs((config.num_layers * layer + embeddings + config.hidden_size) / 1e6 - expected) < 0.06);
