@@ -114,7 +114,8 @@ TEST_CASE("models have llama.cpp's logits", "[peers]") {
     }
     // Two programs that add in float32 in different orders, with weights that make activations large, were measured
     // within 2e-5 of the largest logit.
-    // llama.cpp looks GELU up in a table of 16-bit floats: within 2.5e-4, and within 7e-5 when it was rounded here, too.
+    // llama.cpp looks GELU up in a table of 16-bit floats: within 2.5e-4, and within 7e-5 when it was rounded here,
+    // too.
     CAPTURE(path, worst, largest);
     CHECK(worst < (model.config().gelu ? 1e-3 : 2e-4) * largest);
     std::cout << common::format("%-50s logits up to %5.1f, off by at most %.6f\n", path.filename().string().c_str(),

@@ -157,6 +157,7 @@ TEST_CASE("windows: which blocks no query sees from now on", "[windows]") {
   }
 }
 
+// WINDOWS.md, by hand.
 TEST_CASE("windows: by hand", "[windows]") {
   tests::NumberPool pool(8, 4);
   order_blocks(pool);
@@ -180,6 +181,7 @@ TEST_CASE("windows: by hand", "[windows]") {
   REQUIRE(pool.append(0, tests::count_from(14, 4)));
   stage::free_hidden_blocks(manager, 0, 6);
   CHECK(manager.block_table(0) == Blocks{2, 2, 2, 5, 7});
+  CHECK(manager.free_blocks() == Blocks{4, 1, 3});
   CHECK(pool.ledger(true) == kNoProblem);
   manager.free(0);
   CHECK(pool.ledger(true) == kNoProblem);
