@@ -15,6 +15,11 @@
 #include "tests/stages/windowed_model.h"
 #include "tests/support/sanitizers.h"
 
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+// clang-format on
+
 namespace {
 
 using common::Random;
@@ -56,6 +61,7 @@ tests::ServingOptions random_options(Random& random) {
   options.block_size = between(random, 1, 6);
   options.num_blocks = 100 / options.block_size + between(random, 1, 20);
   options.num_host_blocks = random.below(2) == 0 ? 0 : between(random, 1, options.num_blocks);
+  options.num_host_cache_blocks = random.below(3) == 0 ? between(random, 1, options.num_blocks) : 0;
   options.prefix_cache = random.below(4) > 0;
   options.scheduler.token_budget = random.below(2) == 0 ? between(random, 3, 12) : between(random, 13, 100);
   options.scheduler.headroom = between(random, 0, 1);
@@ -111,6 +117,9 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
       throw FuzzFailure("request " + std::to_string(i) + ": " + problem + output.error);
     }
   }
+  if (const auto* tiers = dynamic_cast<const stage::HostCacheScheduler*>(&serving.engine.scheduler())) {
+    counts.add("back from the host", tiers->host_cache().statistics().restored);
+  }
   counts.add("steps with freed blocks", windowed.runner->num_stand_ins());
   counts.add("cached tokens", serving.engine_manager().prefix_cache().statistics().tokens_saved);
 }
@@ -121,6 +130,6 @@ int main(int argc, char** argv) {
   return tests::run_fuzz({argv + 1, argv + argc},
                          {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
                          FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed",
-                                     "steps with freed blocks", "cached tokens"}),
+                                     "back from the host", "steps with freed blocks", "cached tokens"}),
                          run_case);
 }
