@@ -68,6 +68,10 @@ class KvCacheManager {
   // Frees what is reserved beyond the length, in whole blocks.
   void release_reserved(SequenceId sequence);
 
+  // Takes a full block out of the table, which no later step reads, and puts `stand_in`, which has an owner, in its
+  // place, so that positions stay.
+  void replace_block(SequenceId sequence, int index, int stand_in);
+
   // The largest num_tokens with which reserve() would succeed.
   int max_reservable(SequenceId sequence) const;
 

@@ -159,7 +159,7 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape, in
 }  // namespace
 
 int run(int argc, char** argv) {
-  common::Program program(STAGE_NAME, kIdea);
+  common::Program program(STAGE_NAME, kIdea, windows());
   EngineOptions options{.num_slots = std::nullopt};
   int num_drafts = 0;
   const auto start_engine = [&](const common::Session& session) {

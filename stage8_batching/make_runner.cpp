@@ -105,6 +105,16 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 #endif
 }
 
+// The same for this model and these options.
+std::string gpu_obstacle(const common::LlamaConfig& config, const EngineOptions& options) {
+  const std::string reason = obstacle(config, cache_shape(config, options), options.gpu);
+  if (reason.empty() && config.window > 0 && max_context(config, options) > config.window) {
+    return "on the GPU, layers that see the last " + std::to_string(config.window) +
+           " tokens only are computed in contexts up to that length: --context-length would do";
+  }
+  return reason;
+}
+
 std::unique_ptr<Runner> make_cpu_runner(const common::Llama& model, const EngineOptions& options, KvCacheShape shape) {
   common::CacheRoom room{shape.num_blocks, ""};
   if (!options.num_slots.has_value()) {
@@ -145,7 +155,7 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
   if (gpu.device == Device::kCpu && is_exact) {
     return make_cpu_runner(model, options, shape);
   }
-  const std::string reason = obstacle(model.config(), shape, gpu);
+  const std::string reason = gpu_obstacle(model.config(), options);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     return make_gpu_runner(model, options, shape);
@@ -179,7 +189,7 @@ std::optional<common::ReadLimit> read_limit([[maybe_unused]] const common::Llama
                                             [[maybe_unused]] const CacheSize& cache) {
 #ifdef COURSE_CUDA
   const GpuOptions& gpu = options.gpu;
-  if (gpu.device != Device::kCpu && obstacle(model.config(), cache_shape(model.config(), options), gpu).empty()) {
+  if (gpu.device != Device::kCpu && gpu_obstacle(model.config(), options).empty()) {
     return common::device_read_limit(model.config(), gpu.types, cache.bytes_per_slot, gpu.tensor_parallel);
   }
 #endif

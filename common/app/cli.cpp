@@ -227,8 +227,13 @@ Session load(const SessionOptions& options) {
                                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   const auto opened = std::make_shared<const Gguf>(open_model(options.model_path));
   const Gguf& file = *opened;
-  Session session{file.name(), Llama(file), Tokenizer(file), {}, {}};
+  Session session{file.name(), Llama(file, options.windows), Tokenizer(file), {}, {}};
   session.file = opened;
+  session.windows = options.windows;
+  if (const int window = session.model.config().window; window > 0 && options.windows == Windows::kUnknown) {
+    print_note("layers of this model see the last " + format_count(window) +
+               " tokens only, which this program does not compute: the context ends there");
+  }
   const std::vector<std::string> prompts = read_prompts(options);
   const bool fixed_workload = prompts.empty();
   if (fixed_workload && options.chat) {
@@ -517,10 +522,14 @@ void add_sampling_options(Command& command, SessionOptions& options) {
 
 }  // namespace
 
-Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {}
+Program::Program(std::string name, const std::string& idea, Windows windows)
+    : name_(std::move(name)), windows_(windows), command_line_(name_, idea) {
+  bench_options_.session.windows = windows;
+}
 
 Command& Program::add_generate(StartEngine start) {
   const auto options = std::make_shared<GenerateOptions>();
+  options->session.windows = windows_;
   Command& command = command_line_.add("generate", "Generate text: for --prompt, or for the course's fixed workload",
                                        [this, options, start = std::move(start)] { generate(name_, *options, start); });
   add_model_options(command, options->session);
@@ -542,6 +551,7 @@ Command& Program::add_generate(StartEngine start) {
 Command& Program::add_chat(StartEngine start) {
   const auto all = std::make_shared<ChatCommandOptions>();
   SessionOptions* const options = &all->session;
+  options->windows = windows_;
   options->max_new_tokens = 0;  // not given
   options->sampling.temperature = 0.7F;
   options->sampling.top_k = 40;
@@ -564,6 +574,7 @@ Command& Program::add_chat(StartEngine start) {
 Command& Program::add_session_command(const std::string& name, const std::string& description,
                                       std::function<void(const Session&)> run, const SessionInput& input) {
   const auto options = std::make_shared<SessionOptions>();
+  options->windows = windows_;
   options->sampling = input.default_sampling;
   Command& command =
       command_line_.add(name, description, [options, run = std::move(run), before_loading = input.before_loading] {
@@ -688,7 +699,7 @@ void Program::bench(const std::function<BenchTarget(const Session&)>& target,
   Session session = load(options.session);
   if (!options.synthetic.empty()) {
     session.model_name = options.synthetic;
-    session.model = Llama::synthetic(find_preset(options.synthetic).config, 1);
+    session.model = Llama::synthetic(find_preset(options.synthetic).config, 1, session.windows);
   }
   const double load_seconds = now_seconds() - begin;
   const int context = session.model.config().context_length;

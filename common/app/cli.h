@@ -28,6 +28,7 @@ struct SessionOptions {
   int sample_index = 0;
   std::vector<std::string> stop_strings;
   int num_logprobs = 0;
+  Windows windows = Windows::kUnknown;  // what the stage's attention does with a model that has some
 };
 
 // Which of `generate`'s options a command has, beside --model and --threads.
@@ -40,8 +41,8 @@ struct SessionInput {
 
 class Program {
  public:
-  // name: "stage1"; idea: one sentence for --help.
-  Program(std::string name, const std::string& idea);
+  // name: "stage1"; idea: one sentence for --help; windows: what the stage's attention does with a model that has some.
+  Program(std::string name, const std::string& idea, Windows windows = Windows::kUnknown);
 
   // `generate`: text for --prompt, or for the fixed workload. The stage may add options to the returned command.
   Command& add_generate(StartEngine start);
@@ -89,6 +90,7 @@ class Program {
              const std::function<AttentionTarget(const AttentionShape&)>& attention);
 
   std::string name_;
+  Windows windows_;
   CommandLine command_line_;
   Command* bench_command_ = nullptr;
   BenchOptions bench_options_;

@@ -96,6 +96,19 @@ std::string percent(std::int64_t part, std::int64_t whole) {
   return format_percent(static_cast<double>(part), static_cast<double>(whole));
 }
 
+// The bytes of the blocks that hold what the token after `length` tokens sees, in all layers, wherever its windows
+// begin.
+std::int64_t bytes_seen(const PoolShape& shape, std::int64_t bytes_per_block, std::int64_t length) {
+  const LlamaConfig& model = shape.model;
+  const std::int64_t all = blocks_needed(length, shape.block_size);
+  std::int64_t blocks = 0;  // of one layer each
+  for (int layer = 0; layer < model.num_layers; ++layer) {
+    const std::int64_t window = model.window_of(layer);
+    blocks += window == 0 ? all : std::min(all, (window + shape.block_size - 2) / shape.block_size + 1);
+  }
+  return bytes_per_block / model.num_layers * blocks;
+}
+
 void print_sizes(const PoolShape& shape, const PoolDemand& demand, const PoolPlan& plan, bool with_memory) {
   const LlamaConfig& model = shape.model;
   std::cout << format("%d layers, %d query heads, %d KV heads, %d values per head, %d bytes per value\n\n",
@@ -109,6 +122,9 @@ void print_sizes(const PoolShape& shape, const PoolDemand& demand, const PoolPla
   }
   table.add_row({"a block of " + format_count(shape.block_size), format_bytes(plan.bytes_per_block)});
   table.add_row({"a sequence of " + format_count(demand.max_length), format_bytes(plan.bytes_per_max_length)});
+  if (plan.bytes_seen < plan.bytes_per_max_length) {
+    table.add_row({"of these, in blocks that a window reaches", format_bytes(plan.bytes_seen)});
+  }
   if (with_memory) {
     table.add_row({"blocks in the memory", format_count(plan.num_blocks)});
     table.add_row({"tokens in these blocks", format_count(plan.num_slots)});
@@ -228,6 +244,7 @@ PoolPlan plan_pool(const PoolShape& shape, std::int64_t memory, const PoolDemand
       std::int64_t{2} * model.num_layers * model.num_kv_heads * model.head_dim * shape.bytes_per_element;
   plan.bytes_per_block = plan.bytes_per_token * shape.block_size;
   plan.bytes_per_max_length = plan.bytes_per_token * demand.max_length;
+  plan.bytes_seen = bytes_seen(shape, plan.bytes_per_block, demand.max_length);
   plan.num_blocks = memory / plan.bytes_per_block;
   plan.num_slots = plan.num_blocks * shape.block_size;
   plan.reserved_sequences = memory / plan.bytes_per_max_length;

@@ -33,6 +33,7 @@ struct PoolPlan {
   std::int64_t bytes_per_token = 0;
   std::int64_t bytes_per_block = 0;
   std::int64_t bytes_per_max_length = 0;  // what a contiguous cache reserves for a sequence
+  std::int64_t bytes_seen = 0;  // of these, in blocks: what its next token sees, the model's windows considered
 
   std::int64_t num_blocks = 0;  // 0 if the memory is smaller than a block
   std::int64_t num_slots = 0;   // tokens that the blocks hold

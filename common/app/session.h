@@ -16,7 +16,8 @@
 namespace common {
 
 // For --help: what the README says at length.
-inline constexpr const char* kLoadableModels = "a GGUF file of Llama, Qwen2 or Qwen3, or of a model built like them";
+inline constexpr const char* kLoadableModels =
+    "a GGUF file of Llama, Qwen2, Qwen3 or Gemma 3, or of a model built like them";
 
 // A loaded model, and the requests that the command line describes.
 struct Session {
@@ -30,6 +31,7 @@ struct Session {
   ChatOptions chat = {};    // of its chats
   int bench_tokens = 0;     // for `bench`: the length of the text that it measures
   bool slots_given = true;  // for `bench`: whether --slots was given
+  Windows windows = Windows::kUnknown;
 
   // The reply's text, up to a stop string.
   std::string text_of(const Completion& completion) const {

@@ -553,6 +553,11 @@ std::shared_ptr<const void> Gguf::mapping() const { return impl_->mapping; }
 
 bool Gguf::has(std::string_view key) const { return impl_->metadata.contains(key); }
 
+bool Gguf::has_ints(std::string_view key) const {
+  const GgufValue* value = find_value(impl_->metadata, key);
+  return value != nullptr && std::holds_alternative<std::vector<std::int64_t>>(*value);
+}
+
 std::vector<std::string> Gguf::keys() const {
   std::vector<std::string> keys;
   for (const auto& [key, value] : impl_->metadata) {

@@ -50,6 +50,8 @@ class Gguf {
   std::shared_ptr<const void> mapping() const;
 
   bool has(std::string_view key) const;
+  // Whether the value is an array of integers or bools.
+  bool has_ints(std::string_view key) const;
   std::vector<std::string> keys() const;  // of all metadata, in order of their bytes
 
   // The value of a key. Throws InputError with the key if it is missing, of another type or out of range. get_float

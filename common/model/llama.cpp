@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -67,11 +68,11 @@ void require(const Gguf& file, bool condition, const std::string& message) {
 
 // --- Rotary embedding ----------------------------------------------------------------------------------------------
 
-std::vector<double> plain_frequencies(const LlamaConfig& config) {
+std::vector<double> plain_frequencies(const LlamaConfig& config, float base) {
   std::vector<double> frequencies;
   frequencies.reserve(static_cast<std::size_t>(config.head_dim / 2));
   for (int i = 0; i < config.head_dim / 2; ++i) {
-    frequencies.push_back(std::pow(static_cast<double>(config.rope_freq_base), -2.0 * i / config.head_dim));
+    frequencies.push_back(std::pow(static_cast<double>(base), -2.0 * i / config.head_dim));
   }
   return frequencies;
 }
@@ -136,8 +137,13 @@ RotaryScaling read_rotary_scaling(const Gguf& file, std::string_view architectur
   return read_yarn(file, prefix, config, factor);
 }
 
+std::vector<double> window_frequencies(const LlamaConfig& config) {
+  return config.window_rope_freq_base > 0.0F ? plain_frequencies(config, config.window_rope_freq_base)
+                                             : std::vector<double>();
+}
+
 std::vector<double> read_frequencies(const Gguf& file, const LlamaConfig& config) {
-  std::vector<double> frequencies = plain_frequencies(config);
+  std::vector<double> frequencies = plain_frequencies(config, config.rope_freq_base);
   if (file.has_tensor("rope_freqs.weight")) {
     // Llama 3.1 and later slow down the slow rotations by these factors, for longer contexts.
     std::vector<float> factors(frequencies.size());
@@ -167,13 +173,16 @@ struct Architecture {
   bool qkv_bias;
   bool qk_norm;
   bool rotates_halves;
+  bool windows;  // the files say whether layers see the last tokens only
+  bool is_gemma;
 };
 
 // Llama's files have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
-constexpr std::array<Architecture, 3> kArchitectures = {{
-    {"llama", "Llama", false, false, false},
-    {"qwen2", "Qwen2", true, false, true},
-    {"qwen3", "Qwen3", false, true, true},
+constexpr std::array<Architecture, 4> kArchitectures = {{
+    {"llama", "Llama", false, false, false, true, false},
+    {"qwen2", "Qwen2", true, false, true, false, false},
+    {"qwen3", "Qwen3", false, true, true, false, false},
+    {"gemma3", "Gemma 3", false, true, true, true, true},
 }};
 
 const Architecture& architecture_of(const Gguf& file) {
@@ -191,7 +200,7 @@ const Architecture& architecture_of(const Gguf& file) {
 
 // A key that this program does not know could change what the model computes, and the text would be wrong without
 // notice. Names are without the architecture's in front.
-void check_keys(const Gguf& file, std::string_view architecture) {
+void check_keys(const Gguf& file, const Architecture& architecture) {
   static const std::set<std::string, std::less<>> kept = {
       "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
       "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
@@ -215,10 +224,12 @@ void check_keys(const Gguf& file, std::string_view architecture) {
       {"attention.max_alibi_bias", {0}},
       {"rope.scaling.yarn_ext_factor", {1}},
       {"rope.scaling.yarn_attn_factor", {1}}};
-  const std::string prefix = std::string(architecture) + ".";
+  const std::string prefix = std::string(architecture.name) + ".";
   for (const std::string& key : file.keys()) {
     const std::string name = key.starts_with(prefix) ? key.substr(prefix.size()) : "";
-    if (name.empty() || kept.contains(name)) {
+    const bool is_window = name == "attention.sliding_window" || name == "attention.sliding_window_pattern" ||
+                           name == "rope.freq_base_swa";
+    if (name.empty() || kept.contains(name) || (is_window && architecture.windows)) {
       continue;
     }
     if (name == "use_parallel_residual" || name == "attention.causal") {
@@ -238,9 +249,47 @@ void check_keys(const Gguf& file, std::string_view architecture) {
   }
 }
 
+// Which layers see all tokens, as the files have it: as a period or, for each layer, whether it has a window.
+int read_global_period(const Gguf& file, const std::string& key, const LlamaConfig& config, int fallback) {
+  if (!file.has_ints(key)) {
+    const std::int64_t period = file.get_int(key, fallback);
+    require(file, period >= 0 && period <= std::numeric_limits<int>::max(), key + " is not a number of layers");
+    return static_cast<int>(period);
+  }
+  const std::vector<std::int64_t>& has_window = file.get_ints(key);
+  require(file, static_cast<int>(has_window.size()) == config.num_layers,
+          key + " has " + std::to_string(has_window.size()) + " values for " + std::to_string(config.num_layers) +
+              " layers");
+  const auto first_global = std::find(has_window.begin(), has_window.end(), 0);
+  LlamaConfig periodic;
+  periodic.window = 1;
+  periodic.global_period =
+      first_global == has_window.end() ? 0 : static_cast<int>(first_global - has_window.begin()) + 1;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    require(file, has_window[static_cast<std::size_t>(layer)] == periodic.window_of(layer),
+            key + " is not supported: it does not repeat itself after a layer that sees all tokens");
+  }
+  return periodic.global_period;
+}
+
+// default_period: where the file has none. 0: it need not have windows either.
+void read_windows(const Gguf& file, const std::string& prefix, int default_period, LlamaConfig& config) {
+  const std::string key = prefix + "attention.sliding_window";
+  const std::int64_t window = default_period > 0 ? file.get_int(key) : file.get_int(key, 0);
+  require(file, window >= 0, key + " is below 0");
+  config.global_period = read_global_period(file, key + "_pattern", config, default_period);
+  const std::string base = prefix + "rope.freq_base_swa";
+  if (file.has(base) || config.window_rope_freq_base > 0.0F) {
+    config.window_rope_freq_base =
+        static_cast<float>(read_positive(file, base, static_cast<double>(config.window_rope_freq_base)));
+  }
+  const bool has_effect = window < config.context_length && config.global_period != 1;
+  config.window = has_effect ? static_cast<int>(window) : 0;
+}
+
 LlamaConfig config_of(const Gguf& file) {
   const Architecture& architecture = architecture_of(file);
-  check_keys(file, architecture.name);
+  check_keys(file, architecture);
   const auto key = [&](const char* rest) { return std::string(architecture.name) + "." + rest; };
   // Far above every published model, and small enough that no product of two overflows an int.
   constexpr std::int64_t kMaxFeatures = 1 << 20;
@@ -289,6 +338,27 @@ LlamaConfig config_of(const Gguf& file) {
           key("vocab_size") + " and the number of tokens in tokenizer.ggml.tokens differ");
   config.tied_output = !file.has_tensor("output.weight");
   config.rotation_scale = read_rotary_scaling(file, architecture.name, config).rotation_scale;
+  if (architecture.is_gemma) {
+    // What its files do not say (Gemma 3 Technical Report, arXiv 2503.19786, and the published config.json).
+    constexpr int kLargestLayers = 62;
+    require(file, config.num_layers != kLargestLayers,
+            "Gemma 3 27B divides its scores by another number than the root of head_dim, which is not supported");
+    config.post_norms = true;
+    config.gelu = true;
+    config.embedding_scale = std::sqrt(static_cast<float>(config.hidden_size));
+    config.window_rope_freq_base = 10000.0F;
+  }
+  if (architecture.windows) {
+    read_windows(file, key(""), architecture.is_gemma ? 6 : 0, config);
+  }
+  return config;
+}
+
+// The same model, with the context that is computed right.
+LlamaConfig limited(LlamaConfig config, Windows windows) {
+  if (windows == Windows::kUnknown && config.has_windows()) {
+    config.context_length = config.window;
+  }
   return config;
 }
 
@@ -326,6 +396,10 @@ std::vector<ExpectedTensor> expected_tensors(const LlamaConfig& config) {
     }
     tensors.push_back({prefix + "attn_output.weight", {hidden, q_rows}});
     tensors.push_back({prefix + "ffn_norm.weight", {hidden}});
+    if (config.post_norms) {
+      tensors.push_back({prefix + "post_attention_norm.weight", {hidden}});
+      tensors.push_back({prefix + "post_ffw_norm.weight", {hidden}});
+    }
     tensors.push_back({prefix + "ffn_gate.weight", {feed_forward, hidden}});
     tensors.push_back({prefix + "ffn_up.weight", {feed_forward, hidden}});
     tensors.push_back({prefix + "ffn_down.weight", {hidden, feed_forward}});
@@ -420,6 +494,10 @@ LlamaLayer read_layer(const Gguf& file, const LlamaConfig& config, const std::st
     layer.k_norm = read_vectors(file, {prefix + "attn_k_norm.weight"});
   }
   layer.output = read_matrix(file, {prefix + "attn_output.weight"});
+  if (config.post_norms) {
+    layer.post_attention_norm = read_vectors(file, {prefix + "post_attention_norm.weight"});
+    layer.post_feed_forward_norm = read_vectors(file, {prefix + "post_ffw_norm.weight"});
+  }
   layer.feed_forward_norm = read_vectors(file, {prefix + "ffn_norm.weight"});
   layer.gate_up = read_matrix(file, {prefix + "ffn_gate.weight", prefix + "ffn_up.weight"});
   layer.down = read_matrix(file, {prefix + "ffn_down.weight"});
@@ -432,6 +510,7 @@ LlamaWeights read_weights(const Gguf& file, const LlamaConfig& config) {
   weights.output_norm = read_vectors(file, {"output_norm.weight"});
   weights.output = config.tied_output ? weights.embedding : read_matrix(file, {"output.weight"});
   weights.frequencies = read_frequencies(file, config);
+  weights.window_frequencies = window_frequencies(config);
   for (int layer = 0; layer < config.num_layers; ++layer) {
     weights.layers.push_back(read_layer(file, config, layer_prefix(layer)));
   }
@@ -515,14 +594,20 @@ void normalise_heads(Matrix& x, const RowVector& weight, float epsilon) {
   MutableMatrixView(x.data(), heads.rows(), head_dim) = rms_norm(heads, weight, epsilon);
 }
 
-// gate_up: [num_tokens, 2 * feed_forward_size]. Returns silu(gate) * up, with silu(x) = x / (1 + exp(-x)).
-Matrix gated_silu(const Matrix& gate_up) {
+// gate_up: [num_tokens, 2 * feed_forward_size]. Returns f(gate) * up. f(x) = x / (1 + exp(-s)): SiLU with s = x, and
+// with s = 2 sqrt(2 / pi) (x + 0.044715 x^3) GELU, x / 2 (1 + tanh(s / 2)) (Hendrycks and Gimpel, arXiv 1606.08415).
+Matrix gated(const Matrix& gate_up, bool gelu) {
   const Eigen::Index size = gate_up.cols() / 2;
   Matrix y(gate_up.rows(), size);
   parallel_for(static_cast<int>(gate_up.rows()), [&](int begin, int end) {
     const auto gate = gate_up.block(begin, 0, end - begin, size).array();
     const auto up = gate_up.block(begin, size, end - begin, size).array();
-    y.middleRows(begin, end - begin) = gate / (1.0F + (-gate).exp()) * up;
+    if (gelu) {
+      constexpr float kScale = 1.5957691216F;
+      y.middleRows(begin, end - begin) = gate / (1.0F + (-kScale * (gate + 0.044715F * gate.cube())).exp()) * up;
+    } else {
+      y.middleRows(begin, end - begin) = gate / (1.0F + (-gate).exp()) * up;
+    }
   });
   return y;
 }
@@ -530,6 +615,7 @@ Matrix gated_silu(const Matrix& gate_up) {
 }  // namespace
 
 struct Llama::Impl {
+  Windows windows;
   LlamaConfig config;
   LlamaWeights weights;
   std::int64_t num_parameters = 0;
@@ -541,13 +627,18 @@ struct Llama::Impl {
   std::optional<std::uint64_t> synthetic_seed;
   std::once_flag randomized;
 
-  explicit Impl(const Gguf& file)
-      : config(checked_config(file)), weights(read_weights(file, config)), file_mapping(file.mapping()) {
+  Impl(const Gguf& file, Windows llama_windows)
+      : windows(llama_windows),
+        config(checked_config(file)),
+        weights(read_weights(file, config)),
+        file_mapping(file.mapping()) {
+    config = limited(config, windows);
     count();
   }
 
   // The matrices are left uninitialised.
-  explicit Impl(const LlamaConfig& llama_config) : config(llama_config), arena(count()) {
+  Impl(const LlamaConfig& llama_config, Windows llama_windows)
+      : windows(llama_windows), config(limited(llama_config, windows)), arena(count()) {
     const Eigen::Index hidden = config.hidden_size;
     const Eigen::Index q_rows = Eigen::Index{config.num_heads} * config.head_dim;
     const Eigen::Index qkv_rows = q_rows + 2 * Eigen::Index{config.num_kv_heads} * config.head_dim;
@@ -555,7 +646,8 @@ struct Llama::Impl {
     weights.embedding = allocate(config.vocab_size, hidden);
     weights.output_norm = RowVector::Ones(hidden);
     weights.output = config.tied_output ? weights.embedding : allocate(config.vocab_size, hidden);
-    weights.frequencies = plain_frequencies(config);
+    weights.frequencies = plain_frequencies(config, config.rope_freq_base);
+    weights.window_frequencies = window_frequencies(config);
     for (int i = 0; i < config.num_layers; ++i) {
       LlamaLayer layer;
       layer.attention_norm = RowVector::Ones(hidden);
@@ -564,7 +656,9 @@ struct Llama::Impl {
       layer.q_norm = RowVector::Ones(config.qk_norm ? config.head_dim : 0);
       layer.k_norm = layer.q_norm;
       layer.output = allocate(hidden, q_rows);
+      layer.post_attention_norm = RowVector::Ones(config.post_norms ? hidden : 0);
       layer.feed_forward_norm = RowVector::Ones(hidden);
+      layer.post_feed_forward_norm = layer.post_attention_norm;
       layer.gate_up = allocate(2 * feed_forward, hidden);
       layer.down = allocate(hidden, feed_forward);
       weights.layers.push_back(std::move(layer));
@@ -614,18 +708,19 @@ struct Llama::Impl {
   }
 };
 
-Llama::Llama(const Gguf& file) : impl_(std::make_unique<Impl>(file)) {}
+Llama::Llama(const Gguf& file, Windows windows) : impl_(std::make_unique<Impl>(file, windows)) {}
 
 LlamaConfig Llama::read_config(const Gguf& file) { return config_of(file); }
 
-Llama::Llama(const LlamaConfig& config, std::uint64_t seed) : impl_(std::make_unique<Impl>(config)) {
+Llama::Llama(const LlamaConfig& config, std::uint64_t seed, Windows windows)
+    : impl_(std::make_unique<Impl>(config, windows)) {
   impl_->randomize_matrices(seed);
 }
 
 Llama::Llama(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-Llama Llama::synthetic(const LlamaConfig& config, std::uint64_t seed) {
-  auto impl = std::make_unique<Impl>(config);
+Llama Llama::synthetic(const LlamaConfig& config, std::uint64_t seed, Windows windows) {
+  auto impl = std::make_unique<Impl>(config, windows);
   impl->synthetic_seed = seed;
   return Llama(std::move(impl));
 }
@@ -643,6 +738,9 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
   COMMON_CHECK(!tokens.empty() && tokens.size() == positions.size(), "each token needs a position");
   impl_->randomize_if_synthetic();
   const LlamaConfig& config = impl_->config;
+  COMMON_CHECK(impl_->windows == Windows::kComputed || config.window == 0 ||
+                   *std::max_element(positions.begin(), positions.end()) < config.window,
+               "layers see the last " + std::to_string(config.window) + " tokens only, and the attention all of them");
   const auto num_tokens = static_cast<Eigen::Index>(tokens.size());
   const Eigen::Index q_cols = Eigen::Index{config.num_heads} * config.head_dim;
   const Eigen::Index kv_cols = Eigen::Index{config.num_kv_heads} * config.head_dim;
@@ -655,7 +753,11 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
                  "token " + std::to_string(token) + " is not in the vocabulary");
     weights.embedding.read_rows(token, 1, x.row(row).data());
   }
+  if (config.embedding_scale != 1.0F) {
+    x *= config.embedding_scale;
+  }
   const Rotation rotation = rotation_at(positions, weights.frequencies, config.rotation_scale);
+  const Rotation window_rotation = rotation_at(positions, weights.window_frequencies, 1.0F);
 
   for (int index = 0; index < config.num_layers; ++index) {
     const LlamaLayer& layer = weights.layers[static_cast<std::size_t>(index)];
@@ -671,15 +773,18 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
       normalise_heads(q, layer.q_norm, config.rms_epsilon);
       normalise_heads(k, layer.k_norm, config.rms_epsilon);
     }
-    rotate(q, rotation, config.rotates_halves);
-    rotate(k, rotation, config.rotates_halves);
+    const bool is_apart = config.window_of(index) > 0 && !weights.window_frequencies.empty();
+    rotate(q, is_apart ? window_rotation : rotation, config.rotates_halves);
+    rotate(k, is_apart ? window_rotation : rotation, config.rotates_halves);
     const Matrix attended = attention(index, q, k, v);
     COMMON_CHECK(attended.rows() == num_tokens && attended.cols() == q_cols,
                  "attention returned a matrix of another shape");
-    x += linear(attended, layer.output);
+    const Matrix projected = linear(attended, layer.output);
+    x += config.post_norms ? rms_norm(projected, layer.post_attention_norm, config.rms_epsilon) : projected;
 
     const Matrix gate_up = linear(rms_norm(x, layer.feed_forward_norm, config.rms_epsilon), layer.gate_up);
-    x += linear(gated_silu(gate_up), layer.down);
+    const Matrix down = linear(gated(gate_up, config.gelu), layer.down);
+    x += config.post_norms ? rms_norm(down, layer.post_feed_forward_norm, config.rms_epsilon) : down;
   }
   return rms_norm(x, weights.output_norm, config.rms_epsilon);
 }
@@ -704,7 +809,8 @@ std::int64_t Llama::weight_bytes_per_token() const {
       bytes += matrix->num_bytes();
     }
     for (const RowVector* vector :
-         {&layer.attention_norm, &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.feed_forward_norm}) {
+         {&layer.attention_norm, &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.post_attention_norm,
+          &layer.feed_forward_norm, &layer.post_feed_forward_norm}) {
       bytes += vector_bytes(*vector);
     }
   }

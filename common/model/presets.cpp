@@ -10,9 +10,10 @@ namespace common {
 namespace {
 
 // From config.json of meta-llama/Llama-2-7b-hf, -13b-hf and -70b-hf, meta-llama/Meta-Llama-3-8B and -70B,
-// meta-llama/Llama-3.2-1B (without its scaling of slow rotations, which changes no speed), HuggingFaceTB/SmolLM2-135M
-// and Qwen/Qwen3-0.6B, all on https://huggingface.co. The last one is the bundled model, common/model/tales/MODEL.md.
-constexpr std::array<Preset, 9> kPresets = {{
+// meta-llama/Llama-3.2-1B (without its scaling of slow rotations, which changes no speed), HuggingFaceTB/SmolLM2-135M,
+// Qwen/Qwen3-0.6B, mistralai/Mistral-7B-v0.1 and google/gemma-3-270m, all on https://huggingface.co. The last one is
+// the bundled model, common/model/tales/MODEL.md.
+constexpr std::array<Preset, 11> kPresets = {{
     {.name = "llama-2-7b",
      .config = {.vocab_size = 32000,
                 .context_length = 4096,
@@ -96,6 +97,36 @@ constexpr std::array<Preset, 9> kPresets = {{
                 .tied_output = true,
                 .qk_norm = true,
                 .rotates_halves = true}},
+    {.name = "mistral-7b",
+     .config = {.vocab_size = 32000,
+                .context_length = 32768,
+                .hidden_size = 4096,
+                .num_layers = 32,
+                .num_heads = 32,
+                .num_kv_heads = 8,
+                .head_dim = 128,
+                .feed_forward_size = 14336,
+                .window = 4096}},
+    {.name = "gemma-3-270m",
+     .config = {.vocab_size = 262144,
+                .context_length = 32768,
+                .hidden_size = 640,
+                .num_layers = 18,
+                .num_heads = 4,
+                .num_kv_heads = 1,
+                .head_dim = 256,
+                .feed_forward_size = 2048,
+                .rope_freq_base = 1e6F,
+                .rms_epsilon = 1e-6F,
+                .tied_output = true,
+                .qk_norm = true,
+                .rotates_halves = true,
+                .post_norms = true,
+                .gelu = true,
+                .embedding_scale = 25.298221F,  // the root of 640
+                .window_rope_freq_base = 10000.0F,
+                .window = 512,
+                .global_period = 6}},
     {.name = "tales-5m",
      .config = {.vocab_size = 2048,
                 .context_length = 1024,

@@ -11,7 +11,7 @@ namespace common {
 
 ServedModel::ServedModel(const Session& session, const std::string& synthetic) : session_(session), shape_(synthetic) {
   if (!synthetic.empty()) {
-    synthetic_ = Llama::synthetic(find_preset(synthetic).config, 1);
+    synthetic_ = Llama::synthetic(find_preset(synthetic).config, 1, session.windows);
   }
 }
 

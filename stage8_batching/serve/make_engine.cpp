@@ -37,6 +37,8 @@ void add_production_options(common::Command& command, ProductionOptions& options
 
 #ifdef COURSE_PRODUCTION
 
+common::Windows windows() { return common::Windows::kComputed; }
+
 int max_drafts() { return common::kMaxDrafts; }
 
 int host_cache_blocks(const common::LlamaConfig& config, const EngineOptions& options, std::int64_t bytes) {
@@ -97,6 +99,8 @@ GenerationRequest in_fewest_steps(GenerationRequest request) {
 }
 
 #else
+
+common::Windows windows() { return common::Windows::kUnknown; }
 
 int max_drafts() { return 0; }
 

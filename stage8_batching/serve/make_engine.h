@@ -30,6 +30,9 @@ void add_production_options(common::Command& command, ProductionOptions& options
 // or more than there is, or if this build has no second tier.
 int host_cache_blocks(const common::LlamaConfig& config, const EngineOptions& options, std::int64_t bytes);
 
+// What this build's runners do with a model that has windows (WINDOWS.md).
+common::Windows windows();
+
 // Max drafts of a step that a request may ask for: 0 if this build computes none.
 int max_drafts();
 

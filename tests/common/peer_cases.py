@@ -165,6 +165,7 @@ MODELS = [  # architecture, keys, tied, types of the matrices in turn, shape
     ("llama", {"factors": True}, True, ["F32"], 1),
     ("qwen2", {}, True, ["F32"], 0), ("qwen2", {}, False, ["F16"], 1), ("qwen2", {"scaling": "yarn"}, False, ["F32"], 1),
     ("qwen3", {}, True, ["F32"], 0), ("qwen3", {}, False, ["BF16"], 2), ("qwen3", {"scaling": "linear"}, False, ["F32"], 1),
+    ("gemma3", {}, True, ["F32"], 0), ("gemma3", {}, True, ["Q8_0"], 1), ("gemma3", {"scaling": "linear"}, True, ["F32"], 2),
 ]
 TYPES = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"]
 
@@ -192,15 +193,18 @@ def write_model(path, architecture, options, tied, types, shape):
     heads, kv_heads, head_dim = SHAPES[shape]
     if architecture == "qwen2":  # its files do not say the size of a head
         heads, kv_heads, head_dim = [(8, 2, 32), (4, 4, 64), (4, 2, 64)][shape]
+    layers = 7 if architecture == "gemma3" else LAYERS  # every sixth layer sees all tokens, the others a window of 24
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {"block_count": LAYERS, "context_length": 256, "embedding_length": HIDDEN, "feed_forward_length":
+    for key, value in {"block_count": layers, "context_length": 256, "embedding_length": HIDDEN, "feed_forward_length":
                        FEED_FORWARD, "attention.head_count": heads, "attention.head_count_kv": kv_heads}.items():
         writer.add_uint32(f"{architecture}.{key}", value)
     if architecture != "qwen2":
         writer.add_uint32(f"{architecture}.attention.key_length", head_dim)
         writer.add_uint32(f"{architecture}.attention.value_length", head_dim)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_float32(f"{architecture}.rope.freq_base", 10000.0)
+    if architecture == "gemma3":
+        writer.add_uint32(f"{architecture}.attention.sliding_window", 24)
+    writer.add_float32(f"{architecture}.rope.freq_base", 1e6 if architecture == "gemma3" else 10000.0)
     if "scaling" in options:
         writer.add_string(f"{architecture}.rope.scaling.type", options["scaling"])
         writer.add_float32(f"{architecture}.rope.scaling.factor", 4.0)
@@ -239,17 +243,20 @@ def write_model(path, architecture, options, tied, types, shape):
         add("output.weight", VOCABULARY, HIDDEN)
     if "factors" in options:
         writer.add_tensor("rope_freqs.weight", numpy.linspace(1, 8, head_dim // 2, dtype=numpy.float32))
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"blk.{layer}."
         add(prefix + "attn_norm.weight", HIDDEN)
         for part, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             add(f"{prefix}attn_{part}.weight", rows * head_dim, HIDDEN)
             if architecture == "qwen2":
                 add(f"{prefix}attn_{part}.bias", rows * head_dim)
-            if architecture == "qwen3" and part != "v":
+            if architecture in ("qwen3", "gemma3") and part != "v":
                 add(f"{prefix}attn_{part}_norm.weight", head_dim)
         add(prefix + "attn_output.weight", HIDDEN, heads * head_dim)
         add(prefix + "ffn_norm.weight", HIDDEN)
+        if architecture == "gemma3":
+            add(prefix + "post_attention_norm.weight", HIDDEN)
+            add(prefix + "post_ffw_norm.weight", HIDDEN)
         add(prefix + "ffn_gate.weight", FEED_FORWARD, HIDDEN)
         add(prefix + "ffn_up.weight", FEED_FORWARD, HIDDEN)
         add(prefix + "ffn_down.weight", HIDDEN, FEED_FORWARD)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -48,6 +49,7 @@ using common::Matrix;
 using common::Random;
 using common::TensorType;
 using common::Token;
+using common::Windows;
 using tests::Bytes;
 using tests::contains;
 using tests::error_of;
@@ -89,7 +91,7 @@ std::vector<Token> random_tokens(Random& random, int count, int vocab_size) {
 
 // Checks a whole sequence in one pass, and again in chunks, against the independent forward pass.
 void check_against_float64(const Gguf& file, std::span<const Token> tokens) {
-  const Llama model(file);
+  const Llama model(file, Windows::kComputed);
   const std::vector<double> expected = SlowLlama(file).logits(tokens);
   ReferenceCache whole(model.config());
   CHECK(tests::compare(all_of(tests::next_logits(model, whole, tokens)), expected, kRounding) == kNoComplaint);
@@ -326,6 +328,182 @@ TEST_CASE("rotations slowed for longer contexts, against float64", "[llama]") {
       check_against_float64(tiny);
     }
   }
+}
+
+TEST_CASE("layers that see the last tokens only, against float64", "[llama][windows]") {
+  for (const int window : {1, 2, 5, 23, 24, 63}) {
+    for (const int global_period : {0, 1, 2, 3}) {
+      TinyModel tiny;
+      tiny.num_layers = 4;
+      tiny.window = window;
+      tiny.global_period = global_period;
+      CAPTURE(window, global_period);
+      check_against_float64(tiny);
+    }
+  }
+}
+
+// The proportions of Gemma 3's smallest shape, 270M: one kv head for four, heads that are not hidden size / heads, five
+// layers with a window for each that sees all, bases 10,000 and 1,000,000, eighteen layers, the embedding as output.
+TinyModel small_gemma() {
+  TinyModel tiny = small_model_of("gemma3");
+  tiny.hidden_size = 20;
+  tiny.num_layers = 18;
+  tiny.num_heads = 4;
+  tiny.num_kv_heads = 1;
+  tiny.feed_forward_size = 64;
+  tiny.epsilon = 1e-6F;
+  tiny.window = 7;
+  return tiny;
+}
+
+TEST_CASE("Gemma 3 against float64", "[llama][windows]") {
+  TinyModel tiny = small_gemma();
+  SECTION("as its files are") { check_against_float64(tiny); }
+  SECTION("with an output matrix of its own") {
+    tiny.tied = false;
+    check_against_float64(tiny);
+  }
+  SECTION("with another pattern") {
+    tiny.global_period = 2;
+    check_against_float64(tiny);
+  }
+  SECTION("with rotations slowed in layers that see all") {
+    tiny.scaling = "linear";
+    check_against_float64(tiny);
+  }
+  SECTION("another base of rotations in layers with a window") {
+    const Bytes bytes = tiny.builder().add("gemma3.rope.freq_base_swa", 500.0F).build();
+    Random random(3);
+    check_against_float64(Gguf::parse(bytes, "tiny.gguf"), random_tokens(random, 24, tiny.vocab_size));
+  }
+}
+
+TEST_CASE("what a file of Gemma 3 says, and what not", "[llama][windows]") {
+  const TinyModel tiny = small_gemma();
+  const Bytes bytes = tiny.builder().build();
+  const LlamaConfig config = Llama::read_config(Gguf::parse(bytes, "tiny.gguf"));
+  CHECK(config.rope_freq_base == 1e6F);
+  CHECK(config.window_rope_freq_base == 10000.0F);
+  CHECK(config.embedding_scale == std::sqrt(20.0F));
+  for (int layer = 0; layer < 18; ++layer) {
+    CHECK(config.window_of(layer) == (layer == 5 || layer == 11 || layer == 17 ? 0 : 7));
+  }
+  CHECK(refusal_with("gemma3.block_count", 62, tiny) ==
+        "Gemma 3 27B divides its scores by another number than the root of head_dim, which is not supported");
+  CHECK(refusal_with("gemma3.final_logit_softcapping", 30.0F, tiny) ==
+        "gemma3.final_logit_softcapping is 30, which is not supported");
+  CHECK(refusal_with("gemma3.rope.freq_base_swa", 0.0F, tiny) == "gemma3.rope.freq_base_swa is not a positive number");
+  CHECK(refusal(tiny.builder().remove("gemma3.attention.sliding_window")) ==
+        "metadata key \"gemma3.attention.sliding_window\" is missing");
+  GgufBuilder incomplete = tiny.builder();
+  std::erase_if(incomplete.tensors, [](const auto& tensor) { return tensor.name == "blk.3.post_ffw_norm.weight"; });
+  CHECK(refusal(incomplete).starts_with("tensor \"blk.3.post_ffw_norm.weight\" is missing"));
+}
+
+TEST_CASE("random weights of Gemma 3's shape", "[llama][windows]") {
+  LlamaConfig config = small_config();
+  config.window = 4;
+  config.global_period = 2;
+  config.window_rope_freq_base = 100.0F;
+  config.qk_norm = true;
+  config.rotates_halves = true;
+  config.post_norms = true;
+  config.gelu = true;
+  config.embedding_scale = 7.0F;
+  config.tied_output = true;
+  const Llama model(config, 1, Windows::kComputed);
+  Random random(3);
+  const std::vector<Token> tokens = random_tokens(random, 12, config.vocab_size);
+  const Matrix logits = logits_of(model, tokens);
+  CHECK(logits.allFinite());
+  LlamaConfig plain = config;
+  for (const auto& change : std::vector<std::function<void()>>{
+           [&] { plain.window = 5; }, [&] { plain.global_period = 0; }, [&] { plain.window_rope_freq_base = 0.0F; },
+           [&] { plain.post_norms = false; }, [&] { plain.gelu = false; }, [&] { plain.embedding_scale = 1.0F; }}) {
+    plain = config;
+    change();
+    CHECK(logits_of(Llama(plain, 1, Windows::kComputed), tokens) != logits);
+  }
+}
+
+TEST_CASE("a file says which layers have windows", "[llama][windows]") {
+  TinyModel tiny;
+  tiny.num_layers = 5;
+  tiny.window = 8;
+  const auto windows_of = [](const GgufBuilder& builder) {
+    const Bytes bytes = builder.build();
+    const LlamaConfig config = Llama::read_config(Gguf::parse(bytes, "tiny.gguf"));
+    std::vector<int> windows;
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      windows.push_back(config.window_of(layer));
+    }
+    CHECK(config.context_length == 64);
+    return windows;
+  };
+  using std::vector;
+  CHECK(windows_of(TinyModel().builder()) == vector<int>{0, 0});
+  CHECK(windows_of(tiny.builder()) == vector<int>{8, 8, 8, 8, 8});
+  const std::string window = "llama.attention.sliding_window";
+  const std::string pattern = window + "_pattern";
+  CHECK(windows_of(tiny.builder().add(pattern, 0)) == vector<int>{8, 8, 8, 8, 8});
+  CHECK(windows_of(tiny.builder().add(pattern, 1)) == vector<int>{0, 0, 0, 0, 0});
+  CHECK(windows_of(tiny.builder().add(pattern, 2)) == vector<int>{8, 0, 8, 0, 8});
+  CHECK(windows_of(tiny.builder().add(pattern, 4)) == vector<int>{8, 8, 8, 0, 8});
+  CHECK(windows_of(tiny.builder().add(pattern, 9)) == vector<int>{8, 8, 8, 8, 8});
+  using Bools = vector<bool>;
+  CHECK(windows_of(tiny.builder().add_array(pattern, Bools{true, false, true, false, true})) ==
+        vector<int>{8, 0, 8, 0, 8});
+  CHECK(windows_of(tiny.builder().add_array(pattern, Bools(5, true))) == vector<int>{8, 8, 8, 8, 8});
+  CHECK(windows_of(tiny.builder().add_array(pattern, Bools(5, false))) == vector<int>{0, 0, 0, 0, 0});
+
+  CHECK(refusal(tiny.builder().add_array(pattern, Bools{true, false, true, true, false})) ==
+        pattern + " is not supported: it does not repeat itself after a layer that sees all tokens");
+  CHECK(refusal(tiny.builder().add_array(pattern, Bools(4, true))) == pattern + " has 4 values for 5 layers");
+  CHECK(refusal_with(window, -8) == window + " is below 0");
+  CHECK(refusal_with(pattern, -1) == pattern + " is not a number of layers");
+  CHECK(contains(refusal_with(pattern, std::string("all")), pattern));
+}
+
+TEST_CASE("without windows in attention, the context ends with the window", "[llama][windows]") {
+  TinyModel tiny;
+  tiny.window = 8;
+  const Bytes bytes = tiny.builder().build();
+  const Gguf file = Gguf::parse(bytes, "tiny.gguf");
+  const Llama limited(file);
+  const Llama whole(file, Windows::kComputed);
+  CHECK(limited.config().context_length == 8);
+  CHECK(whole.config().context_length == 64);
+
+  // Up to there, all layers see all.
+  Random random(3);
+  const std::vector<Token> tokens = random_tokens(random, 9, tiny.vocab_size);
+  LlamaConfig plain = limited.config();
+  plain.window = 0;
+  ReferenceCache cache(plain);
+  CHECK(tests::compare(all_of(tests::next_logits(limited, cache, std::span(tokens).first(8))),
+                       SlowLlama(file).logits(std::span(tokens).first(8)), kRounding) == kNoComplaint);
+  CHECK(contains(error_of<CheckError>([&] { tests::next_logits(limited, cache, std::span(tokens).last(1)); }),
+                 "layers see the last 8 tokens only, and the attention all of them"));
+
+  // YaRN's context of training is the whole one.
+  tiny.scaling = "yarn";
+  const Bytes slowed = tiny.builder().build();
+  const Gguf slowed_file = Gguf::parse(slowed, "tiny.gguf");
+  CHECK(Llama(slowed_file).weights().frequencies == Llama(slowed_file, Windows::kComputed).weights().frequencies);
+  tiny.scaling = "";
+
+  // A window that reaches as far as the context changes nothing.
+  tiny.window = 64;
+  const Bytes same = tiny.builder().build();
+  CHECK(Llama(Gguf::parse(same, "tiny.gguf")).config().context_length == 64);
+  CHECK(Llama(Gguf::parse(same, "tiny.gguf")).config().window == 0);
+
+  LlamaConfig config = small_config();
+  config.window = 16;
+  CHECK(Llama(config, 1).config().context_length == 16);
+  CHECK(Llama::synthetic(config, 1).config().context_length == 16);
+  CHECK(Llama::synthetic(config, 1, Windows::kComputed).config().context_length == 64);
 }
 
 // Llama 3.1 and later slow rotations by a rule with four numbers; files carry the resulting factors, as
@@ -570,17 +748,18 @@ TEST_CASE("a synthetic model draws the same weights when it needs them", "[llama
 
 TEST_CASE("presets have as many parameters as the published models", "[llama]") {
   // The models' cards: 6.74, 13.02 and 68.98 billion (Llama 2), 8.03, 70.55 and 1.24 billion (Llama 3), 134,515,008,
-  // and 5,049,600.
+  // 7.24 billion (Mistral), 268 million (Gemma 3), and 5,049,600.
   const std::vector<std::pair<std::string, double>> millions = {
-      {"llama-2-7b", 6738.4},  {"llama-2-13b", 13015.9}, {"llama-2-70b", 68976.6},
-      {"llama-3-8b", 8030.3},  {"llama-3-70b", 70553.7}, {"llama-3.2-1b", 1235.8},
-      {"smollm2-135m", 134.5}, {"qwen3-0.6b", 596.05},   {"tales-5m", 5.05}};
+      {"llama-2-7b", 6738.4},   {"llama-2-13b", 13015.9}, {"llama-2-70b", 68976.6}, {"llama-3-8b", 8030.3},
+      {"llama-3-70b", 70553.7}, {"llama-3.2-1b", 1235.8}, {"smollm2-135m", 134.5},  {"qwen3-0.6b", 596.05},
+      {"mistral-7b", 7241.7},   {"gemma-3-270m", 268.1},  {"tales-5m", 5.05}};
   REQUIRE(millions.size() == common::presets().size());
   for (const auto& [name, expected] : millions) {
     const LlamaConfig& config = common::find_preset(name).config;
     const double heads = 2.0 * config.num_heads * config.head_dim + 2.0 * config.num_kv_heads * config.head_dim;
     const double head_norms = config.qk_norm ? 2.0 * config.head_dim : 0.0;
-    const double layer = config.hidden_size * (heads + 3.0 * config.feed_forward_size + 2.0) + head_norms;
+    const double norms = config.post_norms ? 4.0 : 2.0;
+    const double layer = config.hidden_size * (heads + 3.0 * config.feed_forward_size + norms) + head_norms;
     const double embeddings = (config.tied_output ? 1.0 : 2.0) * config.vocab_size * config.hidden_size;
     CAPTURE(name);
     CHECK(std::abs((config.num_layers * layer + embeddings + config.hidden_size) / 1e6 - expected) < 0.06);
@@ -687,8 +866,7 @@ TEST_CASE("keys that change the arithmetic are refused, unless their value chang
     double changing;
     std::vector<double> neutral;
   };
-  const std::vector<Case> cases = {{"attention.sliding_window", 8, {0, 1 << 20}},
-                                   {"attention.scale", 0.25, {0}},
+  const std::vector<Case> cases = {{"attention.scale", 0.25, {0}},
                                    {"logit_scale", 0.0625, {0, 1}},
                                    {"embedding_scale", 12, {0, 1}},
                                    {"residual_scale", 0.22, {0, 1}},
@@ -706,6 +884,11 @@ TEST_CASE("keys that change the arithmetic are refused, unless their value chang
       CHECK(refusal_with(key, value) == kNoComplaint);
     }
   }
+  // Files of other architectures name windows that only some of their layers have, and not which.
+  const TinyModel qwen = small_model_of("qwen2");
+  CHECK(refusal_with("qwen2.attention.sliding_window", 8, qwen) ==
+        "qwen2.attention.sliding_window is 8, which is not supported");
+  CHECK(refusal_with("qwen2.attention.sliding_window", 1 << 20, qwen) == kNoComplaint);
   CHECK(refusal_with("llama.use_parallel_residual", false) == kNoComplaint);
   CHECK(refusal_with("llama.use_parallel_residual", true) == "llama.use_parallel_residual is not supported");
   CHECK(refusal_with("llama.attention.causal", true) == kNoComplaint);
@@ -751,7 +934,7 @@ TEST_CASE("sizes out of range", "[llama][errors]") {
 
 TEST_CASE("keys that contradict each other, and models of other kinds", "[llama][errors]") {
   CHECK(refusal_with("general.architecture", std::string("gemma")) ==
-        "the architecture \"gemma\" is not supported (supported: \"llama\", \"qwen2\", \"qwen3\")");
+        "the architecture \"gemma\" is not supported (supported: \"llama\", \"qwen2\", \"qwen3\", \"gemma3\")");
   CHECK(refusal_with("llama.attention.head_count_kv", 4) == "6 query heads can't share 4 kv heads evenly");
   CHECK(refusal_with("llama.attention.head_count_kv", 12) == "6 query heads can't share 12 kv heads evenly");
   CHECK(refusal_with("llama.embedding_length", 13) ==

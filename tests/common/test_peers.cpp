@@ -100,7 +100,7 @@ TEST_CASE("models have llama.cpp's logits", "[peers]") {
   REQUIRE_PEERS();
   for (const std::filesystem::path& path : cases_named(".logits.json")) {
     const nlohmann::json peers = read_json(path);
-    const common::Llama model(Gguf::open(peers.at("file").get<std::string>()));
+    const common::Llama model(Gguf::open(peers.at("file").get<std::string>()), common::Windows::kComputed);
     tests::ReferenceCache cache(model.config());
     const common::Matrix logits = tests::next_logits(model, cache, peers.at("tokens").get<std::vector<Token>>());
     const auto expected = peers.at("logits").get<std::vector<double>>();
@@ -114,8 +114,10 @@ TEST_CASE("models have llama.cpp's logits", "[peers]") {
     }
     // Two programs that add in float32 in different orders, with weights that make activations large, were measured
     // within 2e-5 of the largest logit.
+    // llama.cpp looks GELU up in a table of 16-bit floats: within 2.5e-4, and within 7e-5 when it was rounded here,
+    // too.
     CAPTURE(path, worst, largest);
-    CHECK(worst < 2e-4 * largest);
+    CHECK(worst < (model.config().gelu ? 1e-3 : 2e-4) * largest);
     std::cout << common::format("%-50s logits up to %5.1f, off by at most %.6f\n", path.filename().string().c_str(),
                                 largest, worst);
   }

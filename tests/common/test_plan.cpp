@@ -104,6 +104,7 @@ TEST_CASE("plan: bytes per token, block and sequence of known models", "[plan]")
       {"llama-2-70b", 320 * kKiB, 5 * kMiB, 640 * kMiB}, {"llama-3-8b", 128 * kKiB, 2 * kMiB, 256 * kMiB},
       {"llama-3-70b", 320 * kKiB, 5 * kMiB, 640 * kMiB}, {"llama-3.2-1b", 32 * kKiB, 512 * kKiB, 64 * kMiB},
       {"smollm2-135m", 23040, 360 * kKiB, 45 * kMiB},    {"qwen3-0.6b", 112 * kKiB, 1792 * kKiB, 224 * kMiB},
+      {"mistral-7b", 128 * kKiB, 2 * kMiB, 256 * kMiB},  {"gemma-3-270m", 18 * kKiB, 288 * kKiB, 36 * kMiB},
       {"tales-5m", 3 * kKiB, 48 * kKiB, 6 * kMiB}};
   CHECK(rows.size() == common::presets().size());
   for (const Row& row : rows) {
@@ -113,6 +114,21 @@ TEST_CASE("plan: bytes per token, block and sequence of known models", "[plan]")
     CHECK(plan.bytes_per_block == row.block);
     CHECK(plan.bytes_per_max_length == row.sequence);
   }
+}
+
+TEST_CASE("plan: what windows reach of a sequence", "[plan]") {
+  const auto seen = [](const char* name, std::int64_t length) {
+    PoolDemand demand;
+    demand.max_length = length;
+    return plan_pool(shape_of(name), kGiB, demand).bytes_seen;
+  };
+  // In blocks of 16, 4,096 tokens lie in up to 257 blocks. All 32 layers see no more.
+  CHECK(seen("mistral-7b", 2048) == 256 * kMiB);
+  CHECK(seen("mistral-7b", 4096) == 256 * 2 * kMiB);
+  CHECK(seen("mistral-7b", 32768) == 257 * 2 * kMiB);
+  // 512 tokens: 33 blocks in 15 of 18 layers; a block has 16 KiB in a layer. Three layers see all.
+  CHECK(seen("gemma-3-270m", 32768) == (15 * 33 + 3 * 2048) * 16 * kKiB);
+  CHECK(seen("llama-3-8b", 8192) == 1024 * kMiB);
 }
 
 TEST_CASE("plan: the pool has the whole blocks that the memory holds", "[plan]") {
@@ -284,8 +300,13 @@ TEST_CASE("plan: prints the presets", "[plan]") {
 | llama-3.2-1b |     16 |    32 |        8 |       64 |     2 | 32.0 KiB |       512 KiB |            64.0 MiB |
 | smollm2-135m |     30 |     9 |        3 |       64 |     2 | 22.5 KiB |       360 KiB |            45.0 MiB |
 | qwen3-0.6b   |     28 |    16 |        8 |      128 |     2 |  112 KiB |      1.75 MiB |             224 MiB |
+| mistral-7b   |     32 |    32 |        8 |      128 |     2 |  128 KiB |      2.00 MiB |             256 MiB |
+| gemma-3-270m |     18 |     4 |        1 |      256 |     2 | 18.0 KiB |       288 KiB |            36.0 MiB |
 | tales-5m     |      6 |     8 |        2 |       32 |     4 | 3.00 KiB |      48.0 KiB |            6.00 MiB |
 )");
+  CHECK(contains(run_plan({"--preset", "mistral-7b", "--max-length", "8192"}).out,
+                 "| of these, in blocks that a window reaches |  514 MiB |"));
+  CHECK_FALSE(contains(run_plan({"--preset", "mistral-7b", "--max-length", "4096"}).out, "window"));
   CHECK(contains(run_plan({"--memory", "16GiB"}).out, "sequences in blocks"));
 }
 

@@ -1,6 +1,7 @@
 // What the GPU's Llama does at its edges: in graphs, with equal and impossible logits, with bad input, without memory.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -225,6 +226,14 @@ TEST_CASE("GPU Llama: bad arguments are refused before anything is launched", "[
                   common::CheckError);
   LlamaConfig wide = config;
   wide.head_dim = 264;
+  for (const auto& change : std::vector<std::function<void(LlamaConfig&)>>{
+           [](LlamaConfig& gemma) { gemma.post_norms = true; }, [](LlamaConfig& gemma) { gemma.gelu = true; },
+           [](LlamaConfig& gemma) { gemma.embedding_scale = 16.0F; },
+           [](LlamaConfig& gemma) { gemma.window_rope_freq_base = 10000.0F; }}) {
+    LlamaConfig gemma = narrow;
+    change(gemma);
+    CHECK(CudaLlama::unsupported(gemma, {}) == "on the GPU, the layers of Gemma 3 are not supported");
+  }
   CHECK(CudaLlama::unsupported(wide, {}) == "on the GPU, a head has at most 256 dimensions, and this model's have 264");
 
   CudaLlama model(config, 1, {Precision::kBFloat16}, 4);

@@ -32,7 +32,9 @@ class NumberPool {
   }
 
   stage::KvCacheManager& manager() { return manager_; }
-  std::string ledger() const { return check_ledger(manager_, num_blocks_, manager_.block_size()); }
+  std::string ledger(bool has_windows = false) const {
+    return check_ledger(manager_, num_blocks_, manager_.block_size(), has_windows);
+  }
   int num_free() const { return static_cast<int>(manager_.free_blocks().size()); }
 
   // A sequence of these numbers.

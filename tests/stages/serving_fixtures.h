@@ -38,6 +38,7 @@ struct ServingOptions {
   bool reserve_ahead = false;  // of static batches
   bool speculates = false;     // drafts whenever a request may have some, as if they cost nothing
   int num_host_cache_blocks = 0;
+  bool has_windows = false;  // of the model: the ledger's
   // Puts a runner of the test's own around the one that computes.
   std::function<std::unique_ptr<stage::Runner>(std::unique_ptr<stage::Runner>)> wrap = nullptr;
 };
@@ -151,7 +152,7 @@ struct Serving {
         }
       }
     }
-    return check_ledger(engine_manager(), options.num_blocks, options.block_size);
+    return check_ledger(engine_manager(), options.num_blocks, options.block_size, options.has_windows);
   }
 
   // Empty if, after the last request, every block is free or cached, and every host block is free.

@@ -52,6 +52,18 @@ def run(*arguments, stdout=subprocess.PIPE, environment=None):
     return result
 
 
+def with_window(model, window):
+    """The bytes of a Llama's file, with a key more. Another one keeps the tensors where they are aligned."""
+    def pair(key, value_type, value):
+        return struct.pack("<Q", len(key)) + key + struct.pack("<I", value_type) + value
+
+    added = pair(b"llama.attention.sliding_window", 4, struct.pack("<I", window))
+    added += pair(b"general.x", 8, struct.pack("<Q", 21) + bytes(21))
+    assert len(added) % 32 == 0
+    num_pairs = struct.unpack_from("<Q", model, 16)[0]
+    return model[:16] + struct.pack("<Q", num_pairs + 2) + added + model[24:]
+
+
 def let_signals_end_programs():
     """In a shell's background job and under nohup they would inherit that some are ignored."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -228,6 +240,25 @@ class Model(ProgramTest):
         path = self.folder / "damaged.gguf"
         path.write_bytes(damaged)
         self.assert_bad_input(run("generate", "--model", str(path)), str(path), "damaged")
+
+    def test_layers_that_see_the_last_tokens_only(self):
+        path = self.folder / "windows.gguf"
+        path.write_bytes(with_window((ROOT / "common/model/tales/tales-5m-q8_0.gguf").read_bytes(), 16))
+        prompt = ("--prompt", "Once upon a time", "--max-new-tokens")
+        short = run("generate", "--model", str(path), *prompt, "8", "--quiet")
+        self.assertEqual(short.stdout, run("generate", *prompt, "8", "--quiet").stdout)
+        long = run("generate", "--model", str(path), *prompt, "64", "--quiet")
+        has_production = stage_number() == 8 and b"needs production/" not in run(
+            "generate", "--speculate", "1", *prompt, "1").stderr
+        if has_production:
+            self.assertEqual((long.returncode, long.stderr), (0, b""))
+            whole = run("generate", *prompt, "64", "--quiet").stdout
+            self.assertNotEqual(long.stdout, whole)
+            self.assertEqual(long.stdout[:20], whole[:20])
+            return
+        self.assertEqual(long.returncode, 1)
+        self.assertIn(b"layers of this model see the last 16 tokens only", long.stderr)
+        self.assertIn(b"more than the model's context of 16", long.stderr)
 
     def test_synthetic_shapes_have_names(self):
         commands = ("bench", "serve", "compare", "speculate") if stage_number() == 8 else ("bench",)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <ostream>
 #include <string>
@@ -88,7 +89,7 @@ inline std::string check_lengths(const Snapshot& snapshot, int block_size) {
 // Up to stage 4, a block has one owner or is free. From stage 5 on, it is on the free list once and in no table, or in
 // as many tables as its reference count says, once in each (stage 5, invariant 1). From stage 6 on, the cached blocks
 // are a second free list.
-inline std::string check_owners(const Snapshot& snapshot, int num_blocks) {
+inline std::string check_owners(const Snapshot& snapshot, int num_blocks, bool has_windows) {
   std::vector<int> owners(static_cast<std::size_t>(num_blocks), 0);
   std::vector<int> times_free = owners;
   bool outside = false;
@@ -106,6 +107,9 @@ inline std::string check_owners(const Snapshot& snapshot, int num_blocks) {
   for (const auto& [id, sequence] : snapshot.sequences) {
     count(sequence.block_table, owners);
     std::vector<int> table = sequence.block_table;
+    if (has_windows) {  // a block stands in the places of freed ones, all at the beginning
+      table.erase(table.begin(), std::adjacent_find(table.begin(), table.end(), std::not_equal_to<>()));
+    }
     std::sort(table.begin(), table.end());
     if (std::adjacent_find(table.begin(), table.end()) != table.end()) {
       return common::format("the block table of sequence %d names a block twice: ", id);
@@ -161,11 +165,13 @@ inline std::string check_usage(const Snapshot& snapshot, const stage::Usage& usa
 
 // Every block is free or has an owner, never both; tables have at least ceil(length / block_size) blocks;
 // reference counts, capacity() and usage() agree with them. Empty if all of this holds.
-inline std::string check_ledger(const stage::KvCacheManager& manager, int num_blocks, int block_size) {
+// has_windows: blocks that no window reaches are freed while their sequence lives (WINDOWS.md).
+inline std::string check_ledger(const stage::KvCacheManager& manager, int num_blocks, int block_size,
+                                bool has_windows = false) {
   const Snapshot snapshot = take_snapshot(manager);
   std::string problem = check_lengths(snapshot, block_size);
   if (problem.empty()) {
-    problem = check_owners(snapshot, num_blocks);
+    problem = check_owners(snapshot, num_blocks, has_windows);
   }
   if (problem.empty()) {
     problem = check_usage(snapshot, manager.usage(), num_blocks, block_size);

@@ -28,7 +28,7 @@ void softmax_in_place(std::vector<double>& scores) {
 }  // namespace
 
 std::vector<double> reference_attention(const Matrix& q, const Matrix& k, const Matrix& v, int num_heads,
-                                        int num_kv_heads, int head_dim) {
+                                        int num_kv_heads, int head_dim, int window) {
   COMMON_CHECK(num_heads > 0 && num_kv_heads > 0 && head_dim > 0, "heads and their dimension must be positive");
   COMMON_CHECK(num_heads % num_kv_heads == 0, "every kv head must serve the same number of query heads");
   COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q: [num_queries, num_heads * head_dim]");
@@ -42,26 +42,28 @@ std::vector<double> reference_attention(const Matrix& q, const Matrix& k, const 
   std::vector<double> output(static_cast<std::size_t>(num_queries * num_heads * head_dim), 0.0);
 
   const auto attend = [&](Eigen::Index query, int head) {
-    // A token sees itself and everything before it.
-    const Eigen::Index num_visible = length - num_queries + query + 1;
+    // A token sees itself and everything before it, as far as the window reaches.
+    const Eigen::Index end = length - num_queries + query + 1;
+    const Eigen::Index begin = window > 0 ? std::max<Eigen::Index>(0, end - window) : 0;
     const int kv_head = head / (num_heads / num_kv_heads);
     const Eigen::Index q_column = Eigen::Index{head} * head_dim;
     const Eigen::Index kv_column = Eigen::Index{kv_head} * head_dim;
 
-    std::vector<double> weights(static_cast<std::size_t>(num_visible), 0.0);
-    for (Eigen::Index position = 0; position < num_visible; ++position) {
+    std::vector<double> weights(static_cast<std::size_t>(end - begin), 0.0);
+    for (Eigen::Index position = begin; position < end; ++position) {
       double dot = 0.0;
       for (int d = 0; d < head_dim; ++d) {
         dot += static_cast<double>(q(query, q_column + d)) * static_cast<double>(k(position, kv_column + d));
       }
-      weights[static_cast<std::size_t>(position)] = dot * scale;
+      weights[static_cast<std::size_t>(position - begin)] = dot * scale;
     }
     softmax_in_place(weights);
 
     double* const sums = &output[static_cast<std::size_t>(query * num_heads * head_dim + q_column)];
-    for (Eigen::Index position = 0; position < num_visible; ++position) {
+    for (Eigen::Index position = begin; position < end; ++position) {
       for (int d = 0; d < head_dim; ++d) {
-        sums[d] += weights[static_cast<std::size_t>(position)] * static_cast<double>(v(position, kv_column + d));
+        sums[d] +=
+            weights[static_cast<std::size_t>(position - begin)] * static_cast<double>(v(position, kv_column + d));
       }
     }
   };

@@ -37,8 +37,8 @@ class ReferenceCache {
     common::Matrix& values = values_.at(static_cast<std::size_t>(layer));
     append_rows(keys, k);
     append_rows(values, v);
-    const std::vector<double> attended =
-        tests::reference_attention(q, keys, values, config_.num_heads, config_.num_kv_heads, config_.head_dim);
+    const std::vector<double> attended = tests::reference_attention(
+        q, keys, values, config_.num_heads, config_.num_kv_heads, config_.head_dim, config_.window_of(layer));
     common::Matrix result(q.rows(), q.cols());
     std::transform(attended.begin(), attended.end(), result.data(), [](double x) { return static_cast<float>(x); });
     return result;

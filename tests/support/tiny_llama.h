@@ -58,6 +58,7 @@ class SlowLlama {
   explicit SlowLlama(const common::Gguf& file)
       : file_(file),
         architecture_(file.get_string("general.architecture")),
+        is_gemma_(architecture_ == "gemma3"),
         num_heads_(static_cast<std::size_t>(file.get_int(key("attention.head_count")))),
         epsilon_(file.get_float(key("attention.layer_norm_rms_epsilon"))),
         embedding_(read("token_embd.weight")),
@@ -84,11 +85,14 @@ class SlowLlama {
     std::vector<Vector> x;
     for (const common::Token token : tokens) {
       x.push_back(embedding_.row(static_cast<std::size_t>(token)));
+      for (double& value : x.back()) {
+        value *= is_gemma_ ? std::sqrt(static_cast<double>(x.back().size())) : 1.0;
+      }
     }
     const auto num_layers = static_cast<int>(file_.get_int(key("block_count")));
     for (int layer = 0; layer < num_layers; ++layer) {
       const std::string prefix = "blk." + std::to_string(layer) + ".";
-      add_attention(prefix, first_position, x);
+      add_attention(prefix, layer, first_position, x);
       add_feed_forward(prefix, x);
     }
     const SlowMatrix output = file_.has_tensor("output.weight") ? read("output.weight") : embedding_;
@@ -102,6 +106,17 @@ class SlowLlama {
 
  private:
   std::string key(const std::string& rest) const { return architecture_ + "." + rest; }
+
+  std::size_t window() const { return static_cast<std::size_t>(file_.get_int(key("attention.sliding_window"))); }
+
+  // The file names a window and how often a layer has none: the last one of so many.
+  bool sees_all(int layer) const {
+    if (!file_.has(key("attention.sliding_window"))) {
+      return true;
+    }
+    const std::int64_t period = file_.get_int(key("attention.sliding_window_pattern"), is_gemma_ ? 6 : 0);
+    return period > 0 && layer % period == period - 1;
+  }
 
   // As in the paper (arXiv 2309.00071, section 3.2): by how many times a pair turns over the context of training. The
   // ends of the ramp are moved to whole pairs, as in its authors' program.
@@ -144,12 +159,17 @@ class SlowLlama {
   }
 
   // Turns each pair of each head by position * frequency i. Llama's pairs are (2i, 2i + 1), the others' (i, i + half).
-  Vector rotated(const Vector& x, int position) const {
+  // Gemma's layers with windows have frequencies of their own.
+  Vector rotated(const Vector& x, int layer, int position) const {
+    const bool is_local = is_gemma_ && !sees_all(layer);
+    const double local_base = is_local ? file_.get_float(key("rope.freq_base_swa"), 10000.0) : 0.0;
     Vector result = x;
     const std::size_t half = head_dim_ / 2;
     for (std::size_t head = 0; head < x.size(); head += head_dim_) {
       for (std::size_t i = 0; i < half; ++i) {
-        const double angle = position * frequencies_[i];
+        const double frequency =
+            is_local ? std::pow(local_base, -static_cast<double>(i) / static_cast<double>(half)) : frequencies_[i];
+        const double angle = position * frequency;
         const std::size_t first = head + (architecture_ == "llama" ? 2 * i : i);
         const std::size_t second = architecture_ == "llama" ? first + 1 : first + half;
         result[first] = rotation_scale_ * (x[first] * std::cos(angle) - x[second] * std::sin(angle));
@@ -175,20 +195,28 @@ class SlowLlama {
     return result;
   }
 
-  void add_attention(const std::string& prefix, int first_position, std::vector<Vector>& x) const {
+  // Gemma normalises what a part of a layer adds.
+  Vector added(const Vector& y, const std::string& norm) const { return is_gemma_ ? normalised(y, norm) : y; }
+
+  void add_attention(const std::string& prefix, int layer, int first_position, std::vector<Vector>& x) const {
     const SlowMatrix wo = read(prefix + "attn_output.weight");
     std::vector<Vector> keys;
     std::vector<Vector> values;
     for (std::size_t t = 0; t < x.size(); ++t) {
       const int position = first_position + static_cast<int>(t);
       const Vector h = normalised(x[t], prefix + "attn_norm.weight");
-      keys.push_back(rotated(projected(prefix, "k", h), position));
+      keys.push_back(rotated(projected(prefix, "k", h), layer, position));
       values.push_back(projected(prefix, "v", h));
-      add_to(x[t], wo * attend(rotated(projected(prefix, "q", h), position), keys, values));
+      if (!sees_all(layer) && keys.size() > window()) {
+        keys.erase(keys.begin());
+        values.erase(values.begin());
+      }
+      const Vector q = rotated(projected(prefix, "q", h), layer, position);
+      add_to(x[t], added(wo * attend(q, keys, values), prefix + "post_attention_norm.weight"));
     }
   }
 
-  // One token's query attends to all keys so far, the last of which is its own.
+  // One token's query attends to these keys, the last of which is its own.
   Vector attend(const Vector& q, const std::vector<Vector>& keys, const std::vector<Vector>& values) const {
     const std::size_t num_queries_per_kv = q.size() / keys[0].size();
     Vector result(q.size(), 0.0);
@@ -224,14 +252,19 @@ class SlowLlama {
       Vector gate = gate_weights * h;
       const Vector up = up_weights * h;
       for (std::size_t i = 0; i < gate.size(); ++i) {
-        gate[i] = gate[i] / (1.0 + std::exp(-gate[i])) * up[i];
+        const double activated = is_gemma_ ? 0.5 * gate[i] *
+                                                 (1.0 + std::tanh(std::sqrt(2.0 / std::acos(-1.0)) *
+                                                                  (gate[i] + 0.044715 * std::pow(gate[i], 3.0))))
+                                           : gate[i] / (1.0 + std::exp(-gate[i]));
+        gate[i] = activated * up[i];
       }
-      add_to(token, down_weights * gate);
+      add_to(token, added(down_weights * gate, prefix + "post_ffw_norm.weight"));
     }
   }
 
   const common::Gguf& file_;
   std::string architecture_;
+  bool is_gemma_;
   std::size_t num_heads_;
   double epsilon_;
   SlowMatrix embedding_;
@@ -264,6 +297,8 @@ struct TinyModel {
   std::vector<float> rope_factors;
   std::string scaling;  // linear or yarn, by 4
   std::optional<int> trained_length;
+  std::optional<int> window;
+  std::optional<int> global_period;
 
   // Random weights and norms, large enough for tokens to influence one another.
   GgufBuilder builder() const {
@@ -307,12 +342,16 @@ struct TinyModel {
         add(prefix + "attn_k.bias", {kv_rows}, 0.0);
         add(prefix + "attn_v.bias", {kv_rows}, 0.0);
       }
-      if (architecture == "qwen3") {
+      if (architecture == "qwen3" || architecture == "gemma3") {
         add(prefix + "attn_q_norm.weight", {head_dim}, 1.0);
         add(prefix + "attn_k_norm.weight", {head_dim}, 1.0);
       }
       add(prefix + "attn_output.weight", {hidden_size, q_rows}, 0.0);
       add(prefix + "ffn_norm.weight", {hidden_size}, 1.0);
+      if (architecture == "gemma3") {
+        add(prefix + "post_attention_norm.weight", {hidden_size}, 1.0);
+        add(prefix + "post_ffw_norm.weight", {hidden_size}, 1.0);
+      }
       add(prefix + "ffn_gate.weight", {feed_forward_size, hidden_size}, 0.0);
       add(prefix + "ffn_up.weight", {feed_forward_size, hidden_size}, 0.0);
       add(prefix + "ffn_down.weight", {hidden_size, feed_forward_size}, 0.0);
@@ -354,6 +393,12 @@ struct TinyModel {
     }
     if (trained_length.has_value()) {
       add("rope.scaling.original_context_length", *trained_length);
+    }
+    if (window.has_value()) {
+      add("attention.sliding_window", *window);
+    }
+    if (global_period.has_value()) {
+      add("attention.sliding_window_pattern", *global_period);
     }
     // What the tokens spell does not matter here, only how many there are.
     result.add_array("tokenizer.ggml.tokens", std::vector<std::string>(static_cast<std::size_t>(vocab_size), "t"));

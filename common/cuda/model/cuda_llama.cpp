@@ -363,6 +363,9 @@ std::string CudaLlama::unsupported(const LlamaConfig& config, const GpuTypes& ty
       return obstacle;
     }
   }
+  if (config.post_norms || config.gelu || config.embedding_scale != 1.0F || config.window_rope_freq_base > 0.0F) {
+    return "on the GPU, the layers of Gemma 3 are not supported";
+  }
   if (config.head_dim > kMaxHeadDim) {
     return "on the GPU, a head has at most " + std::to_string(kMaxHeadDim) + " dimensions, and this model's have " +
            std::to_string(config.head_dim);

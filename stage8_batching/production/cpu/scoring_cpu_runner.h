@@ -1,4 +1,5 @@
-// A CpuRunner that also scores rows of a step, piece by piece, from the hidden states of its pass.
+// A CpuRunner that also scores rows of a step, piece by piece, from the hidden states of its pass, and that computes
+// layers with windows (../windows/windowed_attention.h).
 #pragma once
 
 #include <string>
@@ -17,6 +18,9 @@ class ScoringCpuRunner : public CpuRunner, public RowScoring {
   common::Matrix forward(const RaggedBatch& batch) override;
 
  private:
+  // As CpuRunner::forward(), with the model's windows.
+  common::Matrix windowed_forward(const RaggedBatch& batch);
+
   const common::Llama& model_;
 };
 

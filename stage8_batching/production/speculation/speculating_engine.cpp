@@ -13,6 +13,7 @@
 #include "../host_cache/host_cache_runner.h"
 #include "../host_cache/host_cache_scheduler.h"
 #include "../scoring/prompt_scores.h"
+#include "../windows/window_scheduler.h"
 
 namespace stage8 {
 namespace {
@@ -183,10 +184,22 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
                                              num_host_cache_blocks, size.block_size);
     runner = std::make_unique<HostCacheRunner>(std::move(runner), host_cache);
   }
+  // If one layer sees all tokens, all blocks are needed.
+  const int window = model.config().has_windows() && model.config().global_period == 0 ? model.config().window : 0;
+  const bool runs_ahead = options.scheduler.run_ahead.value_or(runner->is_asynchronous());
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler,
                                   bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
+    const int num_in_flight = runs_ahead ? scheduler.token_budget : 0;
+    if (host_cache != nullptr && window > 0) {
+      return std::make_unique<WindowScheduler<HostCacheScheduler>>(window, num_in_flight, manager, scheduler,
+                                                                   use_prefix_cache, num_drafts, chosen, host_cache);
+    }
     if (host_cache != nullptr) {
       return std::make_unique<HostCacheScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen, host_cache);
+    }
+    if (window > 0) {
+      return std::make_unique<WindowScheduler<SpeculatingScheduler>>(window, num_in_flight, manager, scheduler,
+                                                                     use_prefix_cache, num_drafts, chosen);
     }
     return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);
   };

@@ -1,0 +1,24 @@
+// Blocks that no query will see again, because every layer has the same window: they are freed while their sequence
+// lives.
+//
+// The table keeps their places, so that positions stay what they are. One block of the sequence's own, to which nobody
+// writes and which is never published, stands in all of them:
+//
+//   block_size 4, window 6, 13 tokens: the next query sees positions 8 … 13
+//   [7, 1, 3, 5] becomes [2, 2, 3, 5], and 7 and 1 are free or cached
+#pragma once
+
+#include "../../kv_cache_manager.h"
+
+namespace stage8 {
+
+// How many blocks of a table no query sees once `length` tokens are in the cache. The last full block is never one of
+// them: the next block that is published follows it.
+int num_hidden_blocks(int length, int window, int block_size);
+
+// Frees these blocks of the sequence. The first time there must be two of them, and a block without an owner for their
+// places; otherwise nothing changes. num_unpublished: how many of the last tokens may be in a step in flight, whose
+// blocks are published when it is collected.
+void free_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window, int num_unpublished = 0);
+
+}  // namespace

@@ -1,0 +1,37 @@
+// A scheduler that frees the blocks behind the window of all layers before it looks for room (hidden_blocks.h).
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "hidden_blocks.h"
+
+namespace stage8 {
+
+// Base: a kind of scheduler.
+template <typename Base>
+class WindowScheduler : public Base {
+ public:
+  // num_in_flight: max tokens of a sequence that are not computed when the next step is scheduled. The other arguments
+  // are Base's.
+  template <typename... Arguments>
+  WindowScheduler(int window, int num_in_flight, Arguments&&... arguments)
+      : Base(std::forward<Arguments>(arguments)...), window_(window), num_in_flight_(num_in_flight) {}
+
+  ScheduledStep schedule() override {
+    for (const std::shared_ptr<SequenceGroup>& group : this->running()) {
+      for (const Branch& branch : group->live()) {
+        if (this->manager_.contains(branch.sequence)) {
+          free_hidden_blocks(this->manager_, branch.sequence, window_, num_in_flight_);
+        }
+      }
+    }
+    return Base::schedule();
+  }
+
+ private:
+  int window_;
+  int num_in_flight_;
+};
+
+}  // namespace

@@ -1,0 +1,135 @@
+// Random requests in small pools, to a model whose layers see the last tokens only, with and without layers that see
+// all. A text is compared with that of the same request served alone, by an engine that frees no block before its
+// sequence ends. Whatever nobody may read is NaN (windowed_model.h). Every case is a function of its seed, which a
+// failure prints:
+//
+//   build/tests/windows_fuzz_stage8 --cases 300 --seed 1
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/parallel.h"
+#include "common/math/sampling.h"
+#include "tests/fuzz/driver.h"
+#include "tests/stages/windowed_model.h"
+#include "tests/support/sanitizers.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+// clang-format on
+
+namespace {
+
+using common::Random;
+using tests::FuzzCounts;
+using tests::FuzzFailure;
+
+constexpr int kDefaultCases = tests::kSanitized ? 30 : 250;
+
+int between(Random& random, int least, int most) {
+  return least +
+         static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
+}
+
+stage::GenerationRequest random_task(Random& random) {
+  stage::GenerationRequest task;
+  // Few different prompts, so that many begin with the same text.
+  task.request = tests::make_request(between(random, 2, 60), between(random, 1, 40), between(random, 0, 3));
+  task.request.sampling.seed = random.below(1000);
+  if (random.below(4) == 0) {
+    task.request.num_speculative_tokens = between(random, 1, 4);
+  }
+  switch (random.below(6)) {
+    case 0:
+      task.num_samples = between(random, 2, 3);
+      task.request.sampling.temperature = 1.2F;
+      break;
+    case 1:
+      task.num_samples = between(random, 1, 3);
+      task.length_penalty = 1.0;
+      break;
+    default:
+      break;
+  }
+  return task;
+}
+
+tests::ServingOptions random_options(Random& random) {
+  tests::ServingOptions options;
+  options.block_size = between(random, 1, 6);
+  options.num_blocks = 100 / options.block_size + between(random, 1, 20);
+  options.num_host_blocks = random.below(2) == 0 ? 0 : between(random, 1, options.num_blocks);
+  options.num_host_cache_blocks = random.below(3) == 0 ? between(random, 1, options.num_blocks) : 0;
+  options.prefix_cache = random.below(4) > 0;
+  options.scheduler.token_budget = random.below(2) == 0 ? between(random, 3, 12) : between(random, 13, 100);
+  options.scheduler.headroom = between(random, 0, 1);
+  options.scheduler.max_sequences = between(random, 3, 10);
+  options.scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
+  options.scheduler.token_compute_cost = 10;
+  if (random.below(3) == 0) {
+    options.scheduler.run_ahead = true;
+  }
+  return options;
+}
+
+void run_case(std::uint64_t seed, FuzzCounts& counts) {
+  common::set_num_threads(1);  // they would wait for each other longer than they compute
+  Random random(seed);
+  const common::Llama model = tests::windowed_model(between(random, 1, 24), random.below(4) == 0 ? 2 : 0);
+  tests::WindowedServing windowed(random_options(random), model);
+  tests::Serving& serving = windowed.serving;
+  std::vector<stage::GenerationRequest> tasks;
+  for (int left = between(random, 3, 8); left > 0; --left) {
+    tasks.push_back(random_task(random));
+  }
+  std::size_t num_submitted = 0;
+  while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
+    if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
+      serving.submit(tasks[num_submitted++]);
+    }
+    if (!serving.engine.step()) {
+      continue;
+    }
+    counts.add("swapped out", static_cast<long long>(serving.reports.back().swapped_out.size()));
+    counts.add("recomputed", static_cast<long long>(serving.reports.back().recomputed.size()));
+    if (const std::string problem = serving.problem(); !problem.empty()) {
+      throw FuzzFailure(problem);
+    }
+    if (serving.reports.size() > 20000) {
+      throw FuzzFailure("the engine is still busy after 20,000 steps");
+    }
+  }
+  if (const std::string problem = serving.leak(); !problem.empty()) {
+    throw FuzzFailure(problem);
+  }
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const stage::RequestOutput& output = serving.engine.output(static_cast<int>(i));
+    if (output.finish_reason == common::FinishReason::kRejected) {
+      continue;  // a group too large for the budget, the limit or the pool
+    }
+    counts.add("requests");
+    counts.add("several samples", tasks[i].num_samples > 1 && !tasks[i].length_penalty.has_value() ? 1 : 0);
+    counts.add("beam searches", tasks[i].length_penalty.has_value() ? 1 : 0);
+    if (const std::string problem = tests::compare_output(output, tests::served_alone(tasks[i], model));
+        !problem.empty()) {
+      throw FuzzFailure("request " + std::to_string(i) + ": " + problem + output.error);
+    }
+  }
+  if (const auto* tiers = dynamic_cast<const stage::HostCacheScheduler*>(&serving.engine.scheduler())) {
+    counts.add("back from the host", tiers->host_cache().statistics().restored);
+  }
+  counts.add("steps with freed blocks", windowed.runner->num_stand_ins());
+  counts.add("cached tokens", serving.engine_manager().prefix_cache().statistics().tokens_saved);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return tests::run_fuzz({argv + 1, argv + argc},
+                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
+                         FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed",
+                                     "back from the host", "steps with freed blocks", "cached tokens"}),
+                         run_case);
+}
