@@ -42,7 +42,7 @@ struct HostCacheFigures {
 struct SharedReadingFigures {
   std::int64_t steps = 0;         // that had such blocks
   std::int64_t blocks_read = 0;   // these blocks, once a step
-  std::int64_t blocks_saved = 0;  // that each sequence by itself would have read besides
+  std::int64_t blocks_saved = 0;  // that would have been read besides, if each sequence had read all of its own
 };
 
 // The spans in it belong to the cache: they are valid until it changes.

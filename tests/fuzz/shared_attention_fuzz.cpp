@@ -80,7 +80,7 @@ class Case {
     shape.block_size = 1 + below(8);
     shape.num_kv_heads = 1 + below(3);
     shape.num_heads = shape.num_kv_heads * (1 + below(5));
-    shape.head_dim = 1 + below(40);
+    shape.head_dim = below(2) == 0 ? 1 + below(40) : 16 * (1 + below(3));  // whole vectors
     return shape;
   }
 

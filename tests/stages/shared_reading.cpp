@@ -1,17 +1,25 @@
 // Shared blocks that are read once: what the CPU's runner reads, and that no text changes by it. SHARED_READING.md's
 // invariants by number.
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/model/generation.h"
+#include "common/serving/prometheus.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/catch.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
+#include STAGE_HEADER(production/cpu/shared_attention.h)
 #include STAGE_HEADER(production/shared_reading/shared_reading.h)
+#include STAGE_HEADER(serve/engine_adapter.h)
 // clang-format on
 
 namespace {
@@ -19,6 +27,13 @@ namespace {
 const std::string kNoProblem;
 
 stage::SharedReading& sharing(stage::Engine& engine) { return dynamic_cast<stage::SharedReading&>(engine.runner()); }
+
+// A client that wants nothing.
+class Dropped : public common::RequestSink {
+ public:
+  void on_token(int, int, common::Token, const common::TokenLogprobs*) override {}
+  void on_end(int, common::RequestResult) override {}
+};
 
 // The results of requests that are served together, step by step.
 struct Served {
@@ -68,6 +83,41 @@ stage::GenerationRequest samples(int num_samples, int num_tokens, int max_new_to
 }
 
 }  // namespace
+
+TEST_CASE("shared reading: the page's table, by hand (invariant 1)") {
+  // Two samples, one query head. The scores of A's and of B's query are the two columns of a key, in units of ln 2.
+  const stage::KvCacheShape shape{1, 8, 4, 1, 1, 2};
+  stage::KvCache cache(shape);
+  cache.fill(std::numeric_limits<float>::quiet_NaN());
+  const float unit = std::log(2.0F);
+  const auto write = [&](int block, const std::vector<float>& of_a, const std::vector<float>& of_b, int position) {
+    std::vector<int> slots;
+    common::Matrix keys(static_cast<Eigen::Index>(of_a.size()), 2);
+    common::Matrix values(keys.rows(), 2);
+    for (Eigen::Index i = 0; i < keys.rows(); ++i) {
+      slots.push_back(block * 4 + static_cast<int>(i));
+      keys.row(i) << unit * of_a[static_cast<std::size_t>(i)], unit * of_b[static_cast<std::size_t>(i)];
+      values.row(i).setConstant(static_cast<float>(position + i));
+    }
+    cache.write(0, slots, keys, values);
+  };
+  write(7, {1, 0, 2, 1}, {0, 2, 1, 0}, 0);
+  write(1, {3, 1, 0, 2}, {1, 0, 3, 1}, 4);
+  write(3, {2, 4}, {9, 9}, 8);
+  write(5, {9, 9}, {1, 2}, 8);
+  stage::RaggedBatch batch;
+  batch.query_starts = {0, 1, 2};
+  batch.context_lengths = {10, 10};
+  batch.block_tables = {7, 1, 3, 7, 1, 5};
+  batch.table_starts = {0, 3, 6};
+  const common::Matrix q = std::sqrt(2.0F) * common::Matrix::Identity(2, 2);
+  const std::vector<common::SharedPrefix> groups = {{{0, 1}, 2}};
+  const common::Matrix output = attention(cache, 0, q, batch, groups);
+  CHECK(std::abs(output(0, 0) - 267.0 / 44.0) < 1e-5);
+  CHECK(std::abs(output(1, 0) - 138.0 / 27.0) < 1e-5);
+  const bool is_equal = output == attention(cache, 0, q, batch);
+  CHECK(is_equal);
+}
 
 TEST_CASE("shared reading: samples read the full blocks of their prompt once") {
   // 9 tokens in blocks of 4: two blocks are full, and each sample copies the third one.
@@ -144,4 +194,36 @@ TEST_CASE("shared reading: a step that fails has read nothing") {
   CHECK(num_calls == 6);
   CHECK(figures.steps == 1);
   CHECK(figures.blocks_saved == 4);
+}
+
+TEST_CASE("shared reading: a server's figures, and the bytes that its counters have") {
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots = 96;
+  options.block_size = 4;
+  for (const int host_cache_bytes : {0, 1 << 16}) {  // a second tier puts a runner around the one that reads
+    std::int64_t bytes_apart = 0;
+    for (const bool shares : {false, true}) {
+      CAPTURE(host_cache_bytes, shares);
+      const auto served = stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true},
+                                                    {.host_cache_bytes = host_cache_bytes, .shared_reading = shares});
+      std::int64_t num_read = 0;
+      served->submit(samples(3, 9, 3), 0.0, std::make_unique<Dropped>());
+      while (served->step()) {
+        num_read += served->last_step().num_read;
+      }
+      constexpr std::int64_t kBytesPerToken = 256;
+      const auto counters = served->counters();
+      const auto bytes_read = static_cast<std::int64_t>(common::counter(counters, "kv_bytes_read"));
+      CHECK(bytes_read == num_read * kBytesPerToken);
+      bytes_apart = shares ? bytes_apart : bytes_read;
+      CHECK(bytes_apart - bytes_read == (shares ? 2 * 2 * 2 * 4 * kBytesPerToken : 0));
+      common::ServerState state;
+      state.status = served->status();
+      CHECK(state.status.shared_reading.steps == (shares ? 2 : 0));
+      const std::string text = common::metrics_text(state, "small");
+      CHECK((text.find("course:shared_block_reads_saved_total{model_name=\"small\"} 8\n") != std::string::npos) ==
+            shares);
+    }
+  }
 }

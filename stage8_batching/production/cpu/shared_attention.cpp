@@ -9,97 +9,116 @@
 #include "../../attention.h"
 #include "common/base/check.h"
 #include "common/base/parallel.h"
+#include "common/math/lanes.h"
 #include "common/math/product.h"
 
 namespace stage8 {
 namespace {
 
-// What one kv head's queries of one sequence know about the blocks so far: attention() in ../../attention.cpp, cut
-// where it goes from one block to the next.
-class SequenceAttention {
- public:
-  SequenceAttention(const KvCache& cache, int layer, int kv_head, const common::Matrix& q, const RaggedBatch& batch,
-                    std::size_t sequence)
-      : cache_(cache),
-        layer_(layer),
-        kv_head_(kv_head),
-        block_table_(batch.block_table(sequence)),
-        context_length_(batch.context_lengths[sequence]),
-        num_queries_(batch.num_queries(sequence)),
-        first_query_(batch.query_starts[sequence]),
-        q_(q.block(first_query_, first_col(), num_queries_, num_cols()) /
-           std::sqrt(static_cast<float>(cache.shape().head_dim))),
-        scratch_(num_rows(), cache.shape().block_size),
-        softmax_(num_rows(), cache.shape().head_dim) {}
-
-  int num_blocks() const { return static_cast<int>(block_table_.size()); }
-
-  void add_block(int index) {
-    const int block_size = cache_.shape().block_size;
-    const int group = cache_.shape().num_queries_per_kv();
-    const int first = index * block_size;
-    const int slot = block_table_[static_cast<std::size_t>(index)] * block_size;
-    const int count = std::min(block_size, context_length_ - first);
-    const int first_query = std::max(0, first - (context_length_ - num_queries_));
-    const int first_row = first_query * group;
-    const common::MatrixView rows_q(q_.data(), num_rows(), cache_.shape().head_dim);
-    auto scores = scratch_.topLeftCorner(num_rows() - first_row, count);
-    common::multiply_transposed(rows_q.bottomRows(num_rows() - first_row), cache_.keys(layer_, kv_head_, slot, count),
-                                scores);
-    for (int i = 0; i < num_rows() - first_row; ++i) {
-      const int num_visible = context_length_ - num_queries_ + first_query + i / group + 1 - first;
-      scores.row(i).tail(std::max(0, count - num_visible)).setConstant(-std::numeric_limits<float>::infinity());
-    }
-    softmax_.add(first_row, scores, cache_.values(layer_, kv_head_, slot, count));
-  }
-
-  // Writes the sequence's part of the output of all sequences and heads.
-  void finish(common::Matrix& output) {
-    softmax_.output.array().colwise() /= softmax_.row_sum.array();
-    output.block(first_query_, first_col(), num_queries_, num_cols()) =
-        common::MatrixView(softmax_.output.data(), num_queries_, num_cols());
-  }
-
- private:
-  int num_cols() const { return cache_.shape().num_queries_per_kv() * cache_.shape().head_dim; }
-  int first_col() const { return kv_head_ * num_cols(); }
-  int num_rows() const { return num_queries_ * cache_.shape().num_queries_per_kv(); }
-
-  const KvCache& cache_;
-  int layer_;
-  int kv_head_;
-  std::span<const int> block_table_;
-  int context_length_;
-  int num_queries_;
-  int first_query_;         // the sequence's first row of the step
-  common::Matrix q_;        // [num_queries, query heads of the kv head * head_dim], scaled
-  common::Matrix scratch_;  // the scores of a block
-  OnlineSoftmax softmax_;
+// Rows of a group, of one sequence or more: a row for each query head of each query that reads a kv head.
+struct Rows {
+  int first;
+  int count;
 };
+
+// The rows of each sequence.
+std::vector<Rows> rows_of(const RaggedBatch& batch, const common::SharedPrefix& group, int num_queries_per_kv) {
+  std::vector<Rows> result;
+  int first = 0;
+  for (const int sequence : group.sequences) {
+    result.push_back({first, batch.num_queries(static_cast<std::size_t>(sequence)) * num_queries_per_kv});
+    first += result.back().count;
+  }
+  return result;
+}
+
+// The same rows, four sequences' or two's in a product where these have four rows, as many as common/math/product.h
+// computes at a time: each as if it were alone, if there are only whole vectors.
+std::vector<Rows> joined(const std::vector<Rows>& of_sequences, int head_dim) {
+  constexpr int kTogether = 4;
+  std::vector<Rows> result;
+  for (auto rows = of_sequences.begin(); rows != of_sequences.end();) {
+    const int num_sequences =
+        head_dim % common::kNumLanes == 0 && kTogether % rows->count == 0 ? kTogether / rows->count : 1;
+    const bool is_fitting =
+        of_sequences.end() - rows >= num_sequences &&
+        std::all_of(rows, rows + num_sequences, [&](const Rows& other) { return other.count == rows->count; });
+    result.push_back({rows->first, rows->count * (is_fitting ? num_sequences : 1)});
+    rows += is_fitting ? num_sequences : 1;
+  }
+  return result;
+}
 
 // Attention of the group's sequences. q, output: all rows of the step.
 void attend_together(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                      const common::SharedPrefix& group, common::Matrix& output) {
+  const int head_dim = cache.shape().head_dim;
+  const int num_queries_per_kv = cache.shape().num_queries_per_kv();
+  const int block_size = cache.shape().block_size;
+  const std::vector<Rows> of_sequences = rows_of(batch, group, num_queries_per_kv);
+  const std::vector<Rows> pieces = joined(of_sequences, head_dim);
+  const int num_rows = of_sequences.back().first + of_sequences.back().count;
+  const int num_queries = num_rows / num_queries_per_kv;
+  const int cols = num_queries_per_kv * head_dim;
+  // Calls visit(a sequence's first query in the group, its first one in the step, how many it has).
+  const auto for_queries = [&](const auto& visit) {
+    for (std::size_t i = 0; i < of_sequences.size(); ++i) {
+      visit(of_sequences[i].first / num_queries_per_kv,
+            batch.query_starts[static_cast<std::size_t>(group.sequences[i])],
+            of_sequences[i].count / num_queries_per_kv);
+    }
+  };
+  const float scale = std::sqrt(static_cast<float>(head_dim));
+
   common::parallel_for(cache.shape().num_kv_heads, [&](int begin, int end) {
+    common::Matrix scratch(num_rows, block_size);
+    common::Matrix group_q(num_queries, cols);
     for (int kv_head = begin; kv_head < end; ++kv_head) {
-      std::vector<SequenceAttention> members;
-      members.reserve(group.sequences.size());
-      for (const int sequence : group.sequences) {
-        members.emplace_back(cache, layer, kv_head, q, batch, static_cast<std::size_t>(sequence));
-      }
+      for_queries([&](int to, int from, int count) {
+        group_q.middleRows(to, count) = q.block(from, kv_head * cols, count, cols) / scale;
+      });
+      const common::MatrixView rows_q(group_q.data(), num_rows, head_dim);
+      OnlineSoftmax softmax(num_rows, head_dim);
+      const auto scores_of = [&](const Rows& rows, int slot, int count) {
+        auto scores = scratch.topLeftCorner(rows.count, count);
+        common::multiply_transposed(rows_q.middleRows(rows.first, rows.count), cache.keys(layer, kv_head, slot, count),
+                                    scores);
+        return scores;
+      };
+
+      const std::span<const int> shared = batch.block_table(static_cast<std::size_t>(group.sequences.front()));
       for (int index = 0; index < group.num_blocks; ++index) {
-        // The block stays in the processor's first cache from one sequence to the next. One product for all of them
-        // would be faster still, by up to a fifth, and would round differently.
-        for (SequenceAttention& member : members) {
-          member.add_block(index);
+        const int slot = shared[static_cast<std::size_t>(index)] * block_size;
+        for (const Rows& rows : pieces) {  // meanwhile the block stays in the processor's first cache
+          softmax.add(rows.first, scores_of(rows, slot, block_size), cache.values(layer, kv_head, slot, block_size));
         }
       }
-      for (SequenceAttention& member : members) {
-        for (int index = group.num_blocks; index < member.num_blocks(); ++index) {
-          member.add_block(index);
+
+      // As in ../../attention.cpp, from the first block behind the shared ones on.
+      for (std::size_t i = 0; i < of_sequences.size(); ++i) {
+        const auto sequence = static_cast<std::size_t>(group.sequences[i]);
+        const int context_length = batch.context_lengths[sequence];
+        const int num_old = context_length - batch.num_queries(sequence);
+        for (int first = group.num_blocks * block_size; first < context_length; first += block_size) {
+          const int slot = batch.block_table(sequence)[static_cast<std::size_t>(first / block_size)] * block_size;
+          const int count = std::min(block_size, context_length - first);
+          const int first_query = std::max(0, first - num_old);
+          const int skipped = first_query * num_queries_per_kv;
+          const Rows rows{of_sequences[i].first + skipped, of_sequences[i].count - skipped};
+          auto scores = scores_of(rows, slot, count);
+          for (int row = 0; row < rows.count; ++row) {
+            const int num_visible = num_old + first_query + row / num_queries_per_kv + 1 - first;
+            scores.row(row).tail(std::max(0, count - num_visible)).setConstant(-std::numeric_limits<float>::infinity());
+          }
+          softmax.add(rows.first, scores, cache.values(layer, kv_head, slot, count));
         }
-        member.finish(output);
       }
+
+      softmax.output.array().colwise() /= softmax.row_sum.array();
+      const common::MatrixView results(softmax.output.data(), num_queries, cols);
+      for_queries([&](int from, int to, int count) {
+        output.block(to, kv_head * cols, count, cols) = results.middleRows(from, count);
+      });
     }
   });
 }
