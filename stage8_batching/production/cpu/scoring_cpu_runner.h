@@ -1,23 +1,17 @@
-// A CpuRunner that also scores rows of a step, piece by piece, from the hidden states of its pass.
+// A runner on the CPU that also scores rows of a step, piece by piece, from the hidden states of its pass.
 #pragma once
 
-#include <string>
-
-#include "../../cpu_runner.h"
 #include "../scoring/row_scoring.h"
+#include "shared_reading_cpu_runner.h"
 
 namespace stage8 {
 
-class ScoringCpuRunner : public CpuRunner, public RowScoring {
+class ScoringCpuRunner : public SharedReadingCpuRunner, public RowScoring {
  public:
-  // As CpuRunner.
-  ScoringCpuRunner(const common::Llama& model, const KvCacheShape& shape, const std::string& reason);
+  using SharedReadingCpuRunner::SharedReadingCpuRunner;
 
  protected:
   common::Matrix forward(const RaggedBatch& batch) override;
-
- private:
-  const common::Llama& model_;
 };
 
 }  // namespace
