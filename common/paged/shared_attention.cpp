@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <string>
 
 #include "common/paged/attention_launches.h"
 #include "common/paged/checks.h"
@@ -43,6 +45,11 @@ struct SharedStep {
 };
 
 }  // namespace
+
+std::unique_ptr<SharingKernels> sharing_kernels(const PagedKernels& kernels, const PageShape& shape) {
+  const bool can_share = &kernels == &kProductionKernels && shared_reading_obstacle(shape).empty();
+  return can_share ? std::make_unique<SharingKernels>() : nullptr;
+}
 
 bool SharingKernels::reads_together(const StepArrays& step) const {
   return plan_ != nullptr && step.num_decodes > 0 && step.num_decodes == step.batch.num_sequences;

@@ -1,6 +1,8 @@
 // Production kernels that read a step's shared prefixes once: ProductionKernels with a plan of shared_plan.h.
 #pragma once
 
+#include <memory>
+
 #include "common/paged/production_kernels.h"
 #include "common/paged/shared_plan.h"
 
@@ -25,5 +27,8 @@ class SharingKernels final : public ProductionKernels {
 
   const void* plan_ = nullptr;
 };
+
+// These kernels in the form that reads together; nullptr if there is none for such pages, or the kernels are others.
+std::unique_ptr<SharingKernels> sharing_kernels(const PagedKernels& kernels, const PageShape& shape);
 
 }  // namespace common

@@ -83,16 +83,11 @@ SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch) {
   return own;
 }
 
-std::vector<SharedPrefix> prefixes_to_share(const StepTables& step, const PageShape& shape, int num_heads) {
-  const ReadingCosts costs =
+ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads) {
+  ReadingCosts costs =
       reading_costs(num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, bytes_of(shape.type));
-  std::vector<SharedPrefix> prefixes = find_shared_prefixes(step, costs);
-  // A launch more, whatever it reads.
-  constexpr std::int64_t kLaunchBytes = std::int64_t{32} << 20;
-  if (num_blocks_saved(prefixes) * shape.bytes_per_block() < kLaunchBytes) {
-    prefixes.clear();
-  }
-  return prefixes;
+  costs.group = std::int64_t{32} << 20;
+  return costs;
 }
 
 SharedPlan plan_shared_reading(const StepTables& step, std::span<const SharedPrefix> prefixes,

@@ -42,9 +42,8 @@ std::string shared_reading_obstacle(const PageShape& shape);
 // For steps of up to batch.num_sequences decodes.
 SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch);
 
-// The prefixes that a step of decodes reads once: those that save more than they cost, in bytes that could be read
-// meanwhile.
-std::vector<SharedPrefix> prefixes_to_share(const StepTables& step, const PageShape& shape, int num_heads);
+// What reading together costs on a GPU, in bytes that could be read meanwhile.
+ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads);
 
 struct SharedPlan {
   std::vector<RaggedTask> tasks;  // of one kv head; the longest come first

@@ -119,7 +119,8 @@ class SharedCase {
     const auto begin = std::chrono::steady_clock::now();
     constexpr int kPlans = 20;
     for (int i = 0; i < kPlans; ++i) {
-      timing.is_chosen = !common::prefixes_to_share(host, shape, heads.num_heads).empty();
+      timing.is_chosen =
+          !common::find_shared_prefixes(host, common::shared_reading_costs(shape, heads.num_heads)).empty();
       common::write_plan(common::plan_shared_reading(host, all, shared), arrays, cell_.num_sequences, shared);
     }
     timing.plan = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / kPlans;
