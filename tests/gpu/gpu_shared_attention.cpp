@@ -24,20 +24,22 @@ using tests::BatchSpec;
 using tests::GpuBatch;
 using tests::ScalarType;
 
-// A plan of a batch's decodes on the device.
+// A plan of a batch's decodes on the device. costs: of what is searched for in the batch's tables.
 class PlanOnDevice {
  public:
-  PlanOnDevice(const GpuBatch& batch, const BatchSpec& spec) {
+  PlanOnDevice(const GpuBatch& batch, const BatchSpec& spec, const common::ReadingCosts& costs) {
     const SharedShape shape = common::shared_shape(batch.shape(), batch.batch());
     const std::vector<int> tables = batch.block_tables();
     const std::vector<int> starts = batch.table_starts();
-    plan = common::plan_shared_reading({.context_lengths = spec.context_lengths,
-                                        .query_starts = {},
-                                        .block_tables = tables,
-                                        .table_starts = starts,
-                                        .block_size = spec.block_size},
-                                       spec.shared, shape);
     const auto count = static_cast<int>(spec.context_lengths.size());
+    std::vector<int> query_starts(spec.context_lengths.size() + 1);
+    std::iota(query_starts.begin(), query_starts.end(), 0);
+    const common::StepTables step{.context_lengths = spec.context_lengths,
+                                  .query_starts = query_starts,
+                                  .block_tables = tables,
+                                  .table_starts = starts,
+                                  .block_size = spec.block_size};
+    plan = common::plan_shared_reading(step, common::find_shared_prefixes(step, costs), shape);
     std::vector<common::RaggedTask> memory(
         common::shared_arrays(nullptr, count, shape).bytes / sizeof(common::RaggedTask) + 1);
     const common::SharedArrays arrays = common::shared_arrays(memory.data(), count, shape);
@@ -53,11 +55,11 @@ class PlanOnDevice {
   common::DeviceArray<std::byte> memory_;
 };
 
-// The sequences' outputs, read together. What differs from the reference, and whether the new tokens were stored.
-void check_shared(const BatchSpec& spec, int num_runs = 1) {
+// The sequences' outputs where all that can be shared is: what differs from the reference, whether the new tokens were
+// stored, and whether equal plans give equal bits. Returns how many sequences have read together.
+int check_shared(const BatchSpec& spec, int num_runs = 1) {
   GpuBatch batch(spec);
-  const PlanOnDevice plan(batch, spec);
-  CHECK(!plan.plan.tasks.empty());
+  const PlanOnDevice plan(batch, spec, {.block = 1});
   common::SharingKernels kernels;
   kernels.read_together(plan.data());
   const auto num_sequences = static_cast<int>(spec.context_lengths.size());
@@ -71,6 +73,7 @@ void check_shared(const BatchSpec& spec, int num_runs = 1) {
       return std::bit_cast<std::uint32_t>(left) == std::bit_cast<std::uint32_t>(right);
     }));
   }
+  return static_cast<int>(plan.plan.order.size());
 }
 
 std::vector<int> numbers(int first, int count) {
@@ -92,14 +95,15 @@ TEST_CASE("Shared reading: every head_dim, group and block size", "[gpu]") {
   // Two prefixes whose sequences stand among each other, one of them no multiple of a kernel's tile; a sequence that
   // shares nothing, and one that is inactive. Own tokens: from one on.
   const int blocks = 192 / block_size;
-  check_shared({.num_kv_heads = 2,
-                .group = group,
-                .head_dim = head_dim,
-                .block_size = block_size,
-                .context_lengths = {193, 100, 400, 0, 209, 401, 30, 193, 270},
-                .query_lengths = {},
-                .seed = static_cast<unsigned>(group),
-                .shared = {{{0, 4, 7, 8}, blocks}, {{2, 5}, 2 * blocks}}});
+  const int count = check_shared({.num_kv_heads = 2,
+                                  .group = group,
+                                  .head_dim = head_dim,
+                                  .block_size = block_size,
+                                  .context_lengths = {193, 100, 400, 0, 209, 401, 30, 193, 270},
+                                  .query_lengths = {},
+                                  .seed = static_cast<unsigned>(group),
+                                  .shared = {{{0, 4, 7, 8}, blocks}, {{2, 5}, 2 * blocks}}});
+  CHECK(count == 6);
 }
 
 TEST_CASE("Shared reading: a prefix in many parts, and more rows than a task has", "[gpu]") {
@@ -114,13 +118,14 @@ TEST_CASE("Shared reading: a prefix in many parts, and more rows than a task has
   for (int i = 0; i < count; ++i) {
     lengths.push_back(num_blocks * 16 + 1 + i * 37 % 130);
   }
-  check_shared({.num_kv_heads = tests::kOnExecutor ? 1 : 8,
-                .group = 4,
-                .head_dim = head_dim,
-                .context_lengths = lengths,
-                .query_lengths = {},
-                .shared = {{numbers(0, count), num_blocks}}},
-               tests::kOnExecutor ? 1 : 3);
+  const int num_together = check_shared({.num_kv_heads = tests::kOnExecutor ? 1 : 8,
+                                         .group = 4,
+                                         .head_dim = head_dim,
+                                         .context_lengths = lengths,
+                                         .query_lengths = {},
+                                         .shared = {{numbers(0, count), num_blocks}}},
+                                        tests::kOnExecutor ? 1 : 3);
+  CHECK(num_together == count);
 }
 
 TEST_CASE("Shared reading: what is shared has the far larger scores, or the far smaller ones", "[gpu]") {
@@ -131,11 +136,49 @@ TEST_CASE("Shared reading: what is shared has the far larger scores, or the far 
   CAPTURE(in_prefix);
   std::vector<float> shifts(160, in_prefix ? 60.0F : 0.0F);
   shifts.insert(shifts.end(), 200, in_prefix ? 0.0F : 60.0F);
-  check_shared({.num_kv_heads = 1,
-                .context_lengths = {161, 200, 360},
-                .query_lengths = {},
-                .score_shifts = shifts,
-                .shared = {{{0, 1, 2}, 10}}});
+  const int count = check_shared({.num_kv_heads = 1,
+                                  .context_lengths = {161, 200, 360},
+                                  .query_lengths = {},
+                                  .score_shifts = shifts,
+                                  .shared = {{{0, 1, 2}, 10}}});
+  CHECK(count == 3);
+}
+
+TEST_CASE("Shared reading: random batches", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  common::Random random(7);
+  const auto below = [&](int end) { return static_cast<int>(random.below(static_cast<std::uint64_t>(end))); };
+  int num_together = 0;
+  const int num_rounds = tests::kOnExecutor ? 6 : 60;
+  for (int round = 0; round < num_rounds; ++round) {
+    const int num_sequences = 2 + below(tests::kOnExecutor ? 8 : 60);
+    BatchSpec spec{.num_kv_heads = 1 + below(3),
+                   .group = 1 + below(8),
+                   .head_dim = std::vector<int>{32, 64, 128}[static_cast<std::size_t>(below(3))],
+                   .block_size = 8 << below(4),
+                   .context_lengths = {},
+                   .query_lengths = {},
+                   .seed = static_cast<unsigned>(round)};
+    spec.shared.resize(static_cast<std::size_t>(1 + below(3)));
+    for (SharedPrefix& prefix : spec.shared) {
+      prefix.num_blocks = 1 + below((tests::kOnExecutor ? 300 : 1500) / spec.block_size);
+    }
+    for (int s = 0; s < num_sequences; ++s) {
+      const auto which = static_cast<std::size_t>(below(static_cast<int>(spec.shared.size()) + 1));
+      const bool is_alone = which == spec.shared.size();
+      if (!is_alone) {
+        spec.shared[which].sequences.push_back(s);
+      }
+      const int shared = is_alone ? 0 : spec.shared[which].num_blocks * spec.block_size + 1;
+      spec.context_lengths.push_back(shared + below(200));
+    }
+    std::erase_if(spec.shared, [](const SharedPrefix& prefix) { return prefix.sequences.empty(); });
+    CAPTURE(round, num_sequences, spec.num_kv_heads, spec.group, spec.head_dim, spec.block_size);
+    num_together += check_shared(spec);
+  }
+  CHECK(num_together > num_rounds);
 }
 
 // This needs no GPU.
