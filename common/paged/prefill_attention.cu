@@ -54,7 +54,8 @@ void prefill_attention(const Pages& pages, const BatchArrays& batch, const void*
                          .begins_late = beside_previous,
                          .is_merged = workspace.shape.max_places > 0,
                          .order = order};
-  const common::Overlap overlap = beside_previous ? common::Overlap::kPrevious : common::Overlap::kNone;
+  const bool begins_early = beside_previous || order != nullptr;
+  const common::Overlap overlap = begins_early ? common::Overlap::kPrevious : common::Overlap::kNone;
   if (pages.shape.head_dim == 64) {
     choose_type<64>(call, workspace.shape.max_tasks, overlap, stream);
   } else if (pages.shape.head_dim == 128) {

@@ -357,6 +357,7 @@ struct PrefillProducer {
         return;
       }
       if constexpr (kOrdered) {
+        common::wait_for_previous_launch();  // it may compute the queries; what is read before has been there for long
         copy_ordered_queries(work, slot.place);
       } else {
         copy_queries(work, slot.place);

@@ -7,6 +7,7 @@
 
 #include "common/base/check.h"
 #include "common/cuda/runtime/device.h"
+#include "common/paged/page_layout.h"
 #include "common/paged/ragged_tile.h"
 
 namespace common {
@@ -86,7 +87,14 @@ SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch) {
 ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads) {
   ReadingCosts costs =
       reading_costs(num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, bytes_of(shape.type));
-  costs.group = std::int64_t{32} << 20;
+  // The unit is a byte that decode attention reads from L2: of all sequences that read a prefix, each by itself, only
+  // the first has to fetch it from memory, which is half as fast. So what is read for a group counts twice.
+  costs.group_block = costs.block;
+  // Measured (KERNELS.md): rows of queries and of results, and a launch more, with a wait for its results, as long as
+  // reading so many tiles.
+  constexpr std::int64_t kTilesOfGroup = 12'000;
+  costs.query *= 3;
+  costs.group = kTilesOfGroup * pair_layout(shape.type, shape.head_dim).bytes;
   return costs;
 }
 
