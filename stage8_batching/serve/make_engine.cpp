@@ -82,6 +82,11 @@ common::HostCacheFigures host_cache_figures(const Engine& engine) {
           statistics.restored, statistics.hits,  statistics.evictions};
 }
 
+std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
+  const auto* const scheduler = dynamic_cast<const HostCacheScheduler*>(&engine.scheduler());
+  return scheduler == nullptr ? std::span<const BlockCopy>() : scheduler->host_cache().pending_copies();
+}
+
 bool scores_prompts(const Runner& runner) { return dynamic_cast<const RowScoring*>(&runner) != nullptr; }
 
 GenerationRequest in_fewest_steps(GenerationRequest request) {
@@ -113,6 +118,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 }
 
 common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {}; }
+
+std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return {}; }
 
 bool scores_prompts(const Runner& /*runner*/) { return false; }
 

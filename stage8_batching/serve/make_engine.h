@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "../engine.h"
 #include "common/app/command.h"
@@ -42,6 +43,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 // Of the engine's second tier; zeros without one.
 common::HostCacheFigures host_cache_figures(const Engine& engine);
+// The second tier's copies that are carried out before the next step.
+std::span<const BlockCopy> host_cache_copies(const Engine& engine);
 
 // Whether make_engine() makes an engine of this runner that scores prompts: log-probabilities from the steps that
 // compute them.
