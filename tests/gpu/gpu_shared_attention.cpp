@@ -48,6 +48,9 @@ class PlanOnDevice {
     memory_ = common::DeviceArray<std::byte>(std::vector<std::byte>(begin, begin + arrays.bytes));
   }
   const void* data() const { return memory_.data(); }
+  void copy_from(const PlanOnDevice& other) {
+    CUDA_CHECK(cudaMemcpy(memory_.data(), other.memory_.data(), memory_.size(), cudaMemcpyDeviceToDevice));
+  }
 
   SharedPlan plan;
 
@@ -142,6 +145,56 @@ TEST_CASE("Shared reading: what is shared has the far larger scores, or the far 
                                   .score_shifts = shifts,
                                   .shared = {{{0, 1, 2}, 10}}});
   CHECK(count == 3);
+}
+
+TEST_CASE("Shared reading: a captured graph follows the plan (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const BatchSpec spec{.context_lengths = {97, 40, 130, 100}, .query_lengths = {}, .shared = {{{0, 2, 3}, 6}}};
+  GpuBatch batch(spec);
+  PlanOnDevice plan(batch, spec, {.block = 1});
+  const PlanOnDevice apart(batch, spec, {.block = 1, .group = 1000});
+  CHECK(plan.plan.order.size() == 3);
+  CHECK(apart.plan.order.empty());
+  common::SharingKernels kernels;
+  kernels.read_together(plan.data());
+  const common::Pages& pages = batch.pages_of(kernels);
+  const common::StepArrays step = batch.step(4);
+  const std::size_t bytes = kernels.workspace_bytes(pages.shape, step);
+  const common::DeviceArray<std::byte> memory(bytes);
+  const std::span<std::byte> workspace(memory.data(), bytes);
+  const int columns = pages.shape.num_kv_heads * pages.shape.head_dim;
+  const auto keys = tests::poisoned(4 * columns, ScalarType::kBFloat16);
+  const auto values = tests::poisoned(4 * columns, ScalarType::kBFloat16);
+  const common::Graph graph(batch.stream, [&] {
+    kernels.plan(pages.shape, step, workspace, batch.stream.get());
+    // As in the model, another launch stands between the two.
+    kernels.read_from_slots(pages, keys.data(), values.data(), columns, step.slot_mapping, 4, batch.stream.get());
+    kernels.attend(pages, step, {.queries = batch.queries.data()}, batch.output.data(), workspace, batch.stream.get());
+  });
+  for (int replay = 0; replay < 3; ++replay) {
+    CAPTURE(replay);
+    if (replay == 2) {
+      plan.copy_from(apart);
+    }
+    CUDA_CHECK(cudaMemset(batch.output.data(), tests::kUnwritten, batch.output.size()));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    graph.launch(batch.stream);
+    batch.stream.synchronize();
+    CHECK(batch.check(tests::to_floats(batch.output.download(), ScalarType::kBFloat16)) == tests::kNoDifference);
+  }
+}
+
+TEST_CASE("Shared reading: a step that has more than decodes reads apart", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const BatchSpec spec{.context_lengths = {97, 130, 100}, .query_lengths = {1, 1, 20}, .shared = {{{0, 1}, 6}}};
+  GpuBatch batch(spec);
+  common::SharingKernels kernels;
+  kernels.read_together(&kernels);  // nothing that a kernel could read
+  CHECK(batch.check(batch.attend(kernels, 2).output) == tests::kNoDifference);
 }
 
 TEST_CASE("Shared reading: random batches", "[gpu]") {
