@@ -27,14 +27,16 @@ std::vector<SharedCell> cells() {
   const HeadShape small{.num_heads = 32, .num_kv_heads = 8, .head_dim = 64};
   const HeadShape ungrouped{.num_heads = 16, .num_kv_heads = 16};
   const HeadShape one_head{.num_heads = 8, .num_kv_heads = 1};  // a large model's part on one of several GPUs
-  return {{grouped, 4, 256, 16},      {grouped, 4, 2048, 128},     {grouped, 4, 8192, 512},  {grouped, 8, 256, 128},
-          {grouped, 8, 1000, 16},     {grouped, 8, 2048, 512},     {grouped, 8, 8192, 128},  {grouped, 16, 1000, 16},
-          {grouped, 16, 2048, 128},   {grouped, 16, 8192, 128},    {grouped, 64, 256, 16},   {grouped, 64, 256, 512},
-          {grouped, 64, 1000, 128},   {grouped, 64, 2048, 128},    {grouped, 64, 8192, 128}, {grouped, 128, 256, 128},
-          {grouped, 128, 1000, 512},  {grouped, 128, 2048, 128},   {grouped, 128, 8192, 16}, {small, 4, 1000, 128},
-          {small, 8, 2048, 128},      {small, 16, 256, 16},        {small, 16, 8192, 512},   {small, 64, 1000, 128},
-          {small, 128, 2048, 128},    {ungrouped, 4, 2048, 16},    {ungrouped, 8, 256, 512}, {ungrouped, 16, 2048, 128},
-          {ungrouped, 64, 1000, 128}, {ungrouped, 128, 2048, 128}, {one_head, 8, 4000, 128}};
+  return {
+      {grouped, 4, 256, 16},      {grouped, 4, 2048, 128},    {grouped, 3, 32768, 128},    {grouped, 4, 8192, 512},
+      {grouped, 4, 16384, 128},   {grouped, 8, 256, 128},     {grouped, 8, 1000, 16},      {grouped, 8, 2048, 512},
+      {grouped, 8, 8192, 128},    {grouped, 16, 1000, 16},    {grouped, 16, 2048, 128},    {grouped, 16, 8192, 128},
+      {grouped, 32, 1000, 128},   {grouped, 64, 256, 16},     {grouped, 64, 256, 512},     {grouped, 64, 1000, 128},
+      {grouped, 64, 2048, 128},   {grouped, 64, 8192, 128},   {grouped, 128, 256, 128},    {grouped, 128, 1000, 512},
+      {grouped, 128, 2048, 128},  {grouped, 128, 8192, 16},   {small, 4, 1000, 128},       {small, 8, 2048, 128},
+      {small, 16, 256, 16},       {small, 16, 8192, 512},     {small, 32, 1000, 128},      {small, 64, 1000, 128},
+      {small, 128, 2048, 128},    {ungrouped, 4, 2048, 16},   {ungrouped, 8, 256, 512},    {ungrouped, 8, 2048, 128},
+      {ungrouped, 16, 2048, 128}, {ungrouped, 64, 1000, 128}, {ungrouped, 128, 2048, 128}, {one_head, 8, 4000, 128}};
 }
 
 int blocks_of(int num_tokens, int block_size) { return (num_tokens + block_size - 1) / block_size; }
