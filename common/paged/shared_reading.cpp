@@ -154,7 +154,7 @@ class Search {
 
   // The same if the node is the reader; a group reads its blocks once.
   std::int64_t saved_as_reader(int index) {
-    return saved(index, index) - node(index).depth * costs_.block - costs_.group;
+    return saved(index, index) - node(index).depth * (costs_.block + costs_.group_block) - costs_.group;
   }
 
   // The most that the node's members can save, by the reader above the node: one of its ancestors, or none.
@@ -200,7 +200,7 @@ std::vector<SharedPrefix> find_shared_prefixes(const StepTables& tables, const R
   COMMON_CHECK(tables.query_starts.size() > num_sequences && tables.table_starts.size() >= num_sequences &&
                    tables.block_size > 0,
                "an array of the step is too short");
-  COMMON_CHECK(costs.block > 0 && costs.query >= 0 && costs.group >= 0,
+  COMMON_CHECK(costs.block > 0 && costs.query >= 0 && costs.group >= 0 && costs.group_block >= 0,
                "reading a block costs something, and no cost is negative");
   return Search(tables, costs).run();
 }

@@ -29,9 +29,10 @@ struct StepTables {
 
 // What is weighed, in bytes of one layer, or in any other unit.
 struct ReadingCosts {
-  std::int64_t block = 0;  // to read a block's K and V, of all kv heads
-  std::int64_t query = 0;  // for each new token of a sequence that is in a group
-  std::int64_t group = 0;  // for each group
+  std::int64_t block = 0;        // to read a block's K and V, of all kv heads
+  std::int64_t query = 0;        // for each new token of a sequence that is in a group
+  std::int64_t group = 0;        // for each group
+  std::int64_t group_block = 0;  // for each block of a group, beside reading it
 };
 
 // In bytes. A query's partial result is (head_dim + 2) floats for each query head: the output, the largest score and

@@ -10,7 +10,9 @@
 //    "steps": [[index, prompt tokens, decoded tokens, milliseconds, preempted, copied, drafts, accepted], ...],
 //                                                       since the last record; drafts are among the decoded tokens
 //    "happened": {"admitted": [ids], "ended": [ids], "recomputed": [ids], "swapped_out": [ids],
-//                 "copies": [[source, destination], ...], "batch": [[id, tokens], ...],
+//                 "copies": [[source, destination], ...],     behind the pool's blocks, `host_blocks` for swapping,
+//                                                             and then `tier_blocks` of a second tier (sizes)
+//                 "batch": [[id, tokens], ...],
 //                 "drafts": [[id, sequence id, position of the first, accepted, [texts], drawn], ...]},
 //                                                       of the last step; drawn: the text that the model drew behind
 //                                                       the accepted ones, missing if the sequence has ended

@@ -10,7 +10,7 @@
 
 namespace common {
 
-// A block copied to another. Numbers from the pool's number of blocks on are blocks in the host's memory.
+// A block copied to another. Behind the pool's numbers are the host's blocks: for swapping, then of a second tier.
 struct BlockMove {
   int source = 0;
   int destination = 0;

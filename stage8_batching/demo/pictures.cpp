@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -142,17 +143,53 @@ std::string draw_preemption() {
   return svg.to_string();
 }
 
-// A block table [7, 1, 3] leaves the cache and comes back, in other blocks.
-std::string draw_swapping() {
-  constexpr int kNumBlocks = 8;
-  constexpr int kNumHostBlocks = 4;
-  KvCacheManager manager(kNumBlocks, kBlockSize, hash_block, kNumHostBlocks);
-  for (int block = 0; block < kNumBlocks; ++block) {
+constexpr int kNumPoolBlocks = 8;
+constexpr int kNumHostBlocks = 4;
+
+// A pool in which blocks 3, 1 and 7 are free, and are taken in the order 7, 1, 3. The other blocks are single ones'.
+void leave_three_blocks(KvCacheManager& manager) {
+  for (int block = 0; block < kNumPoolBlocks; ++block) {
     COMMON_CHECK(manager.allocate(10 + block, kBlockSize), "the picture's pool has room for it");
   }
   for (const int block : {3, 1, 7}) {
     manager.free(10 + block);
   }
+}
+
+// The pool's blocks above the host's, and copies between them, in the hues of their host blocks. hues: of the blocks
+// that a text has.
+void draw_moves(Svg& svg, double y, const std::string& title, const std::vector<int>& table, Hue table_hue,
+                const std::map<int, Hue>& hues, const std::vector<BlockCopy>& copies) {
+  constexpr double kPitch = (kRight - kLeft + 8.0) / kNumPoolBlocks;
+  const auto device_box = [&](double top, int block) { return Box{kLeft + kPitch * block, top, kPitch - 8.0, 38.0}; };
+  const auto host_box = [&](double top, int block) { return device_box(top, 2 + block - kNumPoolBlocks); };
+  svg.text({kLeft, y}, title, kHeading);
+  svg.text({kRight, y}, "block table " + common::format_list(table),
+           {.size = 16.0, .anchor = Anchor::kEnd, .hue = table_hue, .bold = true});
+  for (int block = 0; block < kNumPoolBlocks + kNumHostBlocks; ++block) {
+    const bool on_host = block >= kNumPoolBlocks;
+    const Box box = on_host ? host_box(y + 118.0, block) : device_box(y + 16.0, block);
+    const bool is_owned = hues.contains(block);
+    const Hue hue = is_owned ? hues.at(block) : Hue::kGrey;
+    svg.box(box, {hue, is_owned ? Fill::kSoft : Fill::kPaper, is_owned ? 2.0 : 1.0, 3.0, on_host});
+    svg.label(box, std::to_string(block), {.size = 17.0, .hue = hue, .bold = is_owned, .code = true});
+  }
+  for (const auto& [source, destination] : copies) {
+    const bool leaves = destination >= kNumPoolBlocks;
+    const Box device = device_box(y + 16.0, leaves ? source : destination);
+    const Box host = host_box(y + 118.0, leaves ? destination : source);
+    const common::Point near{device.bottom_middle().x, device.bottom() + 3.0};
+    const common::Point far{host.top_middle().x, host.y - 3.0};
+    svg.curve(leaves ? near : far, leaves ? far : near,
+              {.hue = hues.at(leaves ? destination : source), .width = 2.0, .arrow = true});
+  }
+  svg.text({kLeft, y + 143.0}, "host memory", kCaption);
+}
+
+// A block table [7, 1, 3] leaves the cache and comes back, in other blocks.
+std::string draw_swapping() {
+  KvCacheManager manager(kNumPoolBlocks, kBlockSize, hash_block, kNumHostBlocks);
+  leave_three_blocks(manager);
   COMMON_CHECK(manager.allocate(0, 10), "the picture's pool has room for it");
   manager.commit(0, 10);
   for (const int block : {0, 2, 4, 5, 6}) {
@@ -173,40 +210,69 @@ std::string draw_swapping() {
   Svg svg(kWidth, 452, "A sequence is swapped out to host memory, and back into other blocks",
           "Above, a sequence with the block table 7, 1, 3 is preempted: its blocks are copied to the host. Below, it "
           "is resumed: its blocks are copied back into blocks that are free then, and its block table names these.");
-  constexpr double kPitch = (kRight - kLeft + 8.0) / kNumBlocks;
-  const auto device_box = [&](double y, int block) { return Box{kLeft + kPitch * block, y, kPitch - 8.0, 38.0}; };
-  const auto host_box = [&](double y, int block) { return device_box(y, 2 + block - kNumBlocks); };
-  const auto draw = [&](double y, const std::string& title, const std::vector<int>& table,
-                        const std::vector<int>& others, const std::vector<BlockCopy>& copies) {
-    svg.text({kLeft, y}, title, kHeading);
-    svg.text({kRight, y}, "block table " + common::format_list(table),
-             {.size = 16.0, .anchor = Anchor::kEnd, .hue = Hue::kBlue, .bold = true});
-    for (int block = 0; block < kNumBlocks + kNumHostBlocks; ++block) {
-      const bool on_host = block >= kNumBlocks;
-      const Box box = on_host ? host_box(y + 118.0, block) : device_box(y + 16.0, block);
-      const bool own = std::any_of(copies.begin(), copies.end(), [&](const BlockCopy& copy) {
-        return copy.source == block || copy.destination == block;
-      });
-      const bool foreign = std::find(others.begin(), others.end(), block) != others.end();
-      const Hue hue = own ? Hue::kBlue : foreign ? Hue::kOrange : Hue::kGrey;
-      svg.box(box, {hue, own || foreign ? Fill::kSoft : Fill::kPaper, own || foreign ? 2.0 : 1.0, 3.0, on_host});
-      svg.label(box, std::to_string(block), {.size = 17.0, .hue = hue, .bold = own || foreign, .code = true});
+  const auto hues = [](const std::vector<int>& others, const std::vector<BlockCopy>& copies) {
+    std::map<int, Hue> result;
+    for (const int block : others) {
+      result[block] = Hue::kOrange;
     }
     for (const auto& [source, destination] : copies) {
-      const bool leaves = destination >= kNumBlocks;
-      const Box device = device_box(y + 16.0, leaves ? source : destination);
-      const Box host = host_box(y + 118.0, leaves ? destination : source);
-      const common::Point near{device.bottom_middle().x, device.bottom() + 3.0};
-      const common::Point far{host.top_middle().x, host.y - 3.0};
-      svg.curve(leaves ? near : far, leaves ? far : near, {.hue = Hue::kBlue, .width = 2.0, .arrow = true});
+      result[source] = result[destination] = Hue::kBlue;
     }
-    svg.text({kLeft, y + 143.0}, "host memory", kCaption);
+    return result;
   };
-  draw(36.0, "Swapped out: blocks 0 to 7 are in the cache", before, {}, out);
+  draw_moves(svg, 36.0, "Swapped out: blocks 0 to 7 are in the cache", before, Hue::kBlue, hues({}, out), out);
   svg.line({{kLeft, 212.0}, {kRight, 212.0}}, {.hue = Hue::kGrey, .width = 0.7});
-  draw(246.0, "Swapped in: another sequence has its old blocks", after, other, in);
+  draw_moves(svg, 246.0, "Swapped in: another sequence has its old blocks", after, Hue::kBlue, hues(other, in), in);
   svg.legend({kLeft, 436.0},
              {{Hue::kBlue, Fill::kSoft, "the sequence's blocks"}, {Hue::kOrange, Fill::kSoft, "another sequence's"}});
+  return svg.to_string();
+}
+
+// Two texts of ten tokens that take turns in three blocks: what the pool evicts goes to the host, and back.
+std::string draw_host_cache() {
+  KvCacheManager manager(kNumPoolBlocks, kBlockSize);
+  leave_three_blocks(manager);
+  std::map<std::vector<common::Token>, int> places;  // host blocks, by their tokens
+  std::vector<BlockCopy> copies;                     // of the text that is being served
+  manager.on_evict([&](int block) {
+    const std::vector<common::Token>& tokens = manager.prefix_cache().entry(block).tokens;
+    const int place = kNumPoolBlocks + static_cast<int>(places.size());
+    copies.push_back({block, places.emplace(tokens, place).first->second});
+  });
+  std::vector<int> table;
+  std::map<int, Hue> hues;
+  const auto serve = [&](common::Token first, Hue hue) {
+    std::vector<common::Token> text(10);
+    std::iota(text.begin(), text.end(), first);
+    copies.clear();
+    const std::map<std::vector<common::Token>, int> kept = places;
+    COMMON_CHECK(manager.allocate(0, text), "the picture's pool has room for it");
+    table = manager.block_table(0);
+    for (std::size_t i = 0; i < table.size(); ++i) {  // as HostCache::restore
+      hues[table[i]] = hue;
+      const auto begin = text.begin() + static_cast<std::ptrdiff_t>(i * kBlockSize);
+      const auto place = i + 1 == table.size() ? kept.end() : kept.find({begin, begin + kBlockSize});
+      if (place != kept.end()) {
+        copies.push_back({place->second, table[i]});
+      }
+    }
+    for (const auto& [tokens, place] : places) {
+      hues[place] = tokens.front() < 20 ? Hue::kBlue : Hue::kOrange;
+    }
+    manager.commit(0, text);
+    manager.free(0);
+  };
+  serve(1, Hue::kBlue);
+  serve(21, Hue::kOrange);
+  Svg svg(kWidth, 452, "Blocks that the pool evicts are copied to the host, and back when their text goes on",
+          "Above, another text needs the pool's three blocks: the two full ones of the first text are evicted, and "
+          "copied to the host. Below, the first text is sent again: the other one's two full blocks are copied to the "
+          "host, and then its own two back. Only its last two tokens are computed.");
+  draw_moves(svg, 36.0, "B needs blocks: A's go to the host", table, Hue::kOrange, hues, copies);
+  svg.line({{kLeft, 212.0}, {kRight, 212.0}}, {.hue = Hue::kGrey, .width = 0.7});
+  serve(1, Hue::kBlue);
+  draw_moves(svg, 246.0, "A is sent again: its blocks come back", table, Hue::kBlue, hues, copies);
+  svg.legend({kLeft, 436.0}, {{Hue::kBlue, Fill::kSoft, "text A"}, {Hue::kOrange, Fill::kSoft, "text B"}});
   return svg.to_string();
 }
 
@@ -456,6 +522,7 @@ std::vector<common::Picture> pictures() {
           {"preemption", "three requests in six blocks, step by step", draw_preemption},
           {"swapping", "a sequence leaves for host memory and comes back", draw_swapping},
           {"speculation", "drafts in their slots, accepted and taken back", draw_speculation},
+          {"host_cache", "what the pool evicts, kept on the host and brought back", draw_host_cache},
           {"shared_reading", "blocks that two samples share, read apart and together", draw_shared_reading}};
 }
 

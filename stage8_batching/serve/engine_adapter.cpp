@@ -135,8 +135,10 @@ EngineAdapter::EngineAdapter(Engine& engine, common::Clock& clock, bool scores_p
 
 void EngineAdapter::watch_passes(std::function<void(const std::string&)> on_pass) {
   engine_.on_pass([this, on_pass = std::move(on_pass)](const RaggedBatch& batch) {
-    for (const auto& [source, destination] : engine_.scheduler().manager().pending_copies()) {
-      copies_.push_back({source, destination});
+    for (const auto& copies : {host_cache_copies(engine_), engine_.scheduler().manager().pending_copies()}) {
+      for (const auto& [source, destination] : copies) {
+        copies_.push_back({source, destination});
+      }
     }
     if (on_pass) {
       on_pass(format_batch(batch));
@@ -283,9 +285,10 @@ void EngineAdapter::count_step() {
       prompt_tokens_found_ += output.cached_tokens;
     }
   }
-  const int num_blocks = engine_.cache().num_blocks;
+  const CacheSize& cache = engine_.cache();
   for (const auto& [source, destination] : copies_) {
-    blocks_moved_ += source >= num_blocks || destination >= num_blocks ? 1 : 0;
+    const int largest = std::max(source, destination);  // blocks behind those for swapping are the second tier's
+    blocks_moved_ += largest >= cache.num_blocks && largest < cache.num_blocks + cache.num_host_blocks ? 1 : 0;
   }
   const std::int64_t saved = shared_reading_figures(engine_).blocks_saved;
   last_step_.num_read -= (saved - blocks_saved_) * engine_.cache().block_size;

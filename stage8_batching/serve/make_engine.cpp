@@ -101,6 +101,11 @@ common::HostCacheFigures host_cache_figures(const Engine& engine) {
           statistics.restored, statistics.hits,  statistics.evictions};
 }
 
+std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
+  const auto* const scheduler = dynamic_cast<const HostCacheScheduler*>(&engine.scheduler());
+  return scheduler == nullptr ? std::span<const BlockCopy>() : scheduler->host_cache().pending_copies();
+}
+
 namespace {
 
 // Null if the runner cannot.
@@ -155,6 +160,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 }
 
 common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {}; }
+
+std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return {}; }
 
 bool share_reading(Runner& /*runner*/, bool /*enabled*/) { return false; }
 

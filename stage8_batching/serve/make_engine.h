@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "../engine.h"
@@ -45,6 +46,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 // Of the engine's second tier; zeros without one.
 common::HostCacheFigures host_cache_figures(const Engine& engine);
+// The second tier's copies that are carried out before the next step.
+std::span<const BlockCopy> host_cache_copies(const Engine& engine);
 
 // Whether the runner reads the blocks that several sequences of a step begin with once (SHARED_READING.md), from the
 // next step on: from the start, if it can. Returns whether it can.

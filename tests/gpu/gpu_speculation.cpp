@@ -11,6 +11,7 @@
 #include "common/app/workload.h"
 #include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
+#include "tests/gpu/gpu_random_serving.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
@@ -22,37 +23,12 @@
 
 using stage::GenerationRequest;
 using tests::bundled;
+using tests::kCostOfLargeModel;
+using tests::workload_tasks;
 
 namespace {
 
 const std::string kNoProblem;
-
-int between(common::Random& random, int least, int most) {
-  return least + static_cast<int>(random.below(static_cast<std::uint64_t>(most - least) + 1));
-}
-
-// Prompts of the fixed workload, every other one twice, so that there is more to look up; drawn in all ways.
-std::vector<GenerationRequest> workload_tasks() {
-  std::vector<GenerationRequest> tasks;
-  for (const common::WorkloadItem& item : common::workload()) {
-    const auto i = static_cast<int>(tasks.size());
-    const std::string prompt = i % 2 == 0 ? item.prompt : item.prompt + " " + item.prompt;
-    GenerationRequest task{tests::greedy_request(prompt, std::min(item.max_new_tokens, 40))};
-    common::SamplingOptions& sampling = task.request.sampling;
-    sampling.temperature = i % 3 == 0 ? 0.0F : 0.5F;
-    sampling.seed = static_cast<std::uint64_t>(i);
-    sampling.top_k = i % 4 == 1 ? 20 : 0;
-    sampling.top_p = i % 4 == 2 ? 0.9F : 1.0F;
-    sampling.repetition_penalty = i % 5 == 4 ? 1.1F : 1.0F;
-    task.request.num_logprobs = i % 6 == 5 ? 2 : 0;  // fetches logits
-    task.num_samples = i % 6 == 2 ? 2 : 1;
-    tasks.push_back(std::move(task));
-  }
-  return tasks;
-}
-
-// With what they cost in the bundled model, there would be few drafts.
-const stage::TokenCost kCostOfLargeModel = stage::gpu_token_cost(16, 2.5e9);
 
 std::vector<common::Token> serve(stage::Engine& engine, const common::Request& request, int& num_accepted) {
   engine.on_step([&](const stage::StepReport& report) { num_accepted += report.num_accepted; });
@@ -94,40 +70,18 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
                      const std::vector<std::vector<common::Completion>>& expected, Totals& totals) {
   CAPTURE(seed);
   common::Random random(seed);
-  stage::EngineOptions options;
-  options.gpu.device = stage::Device::kGpu;
-  options.block_size = between(random, 1, 20);
-  options.num_slots = random.below(4) == 0 ? 4096 : between(random, 460, 700);
-  options.num_host_slots = random.below(2) == 0 ? 0 : 400;
-  stage::SchedulerOptions& scheduler = options.scheduler;
-  scheduler.token_budget = between(random, 12, 100);
-  scheduler.max_sequences = between(random, 2, 10);
-  options.prefix_cache = random.below(4) > 0;
-  const int num_drafts = between(random, 1, common::kMaxDrafts);
-  scheduler.headroom = between(random, 0, 1);
-  scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
-  if (random.below(4) == 0) {
-    scheduler.run_ahead = random.below(2) == 0;
-  }
+  const tests::DrawnEngine drawn = tests::draw_engine(random);
   stage::VirtualClock clock;
-  // As if drafts and waiting cost nothing, or as in a large model.
-  const stage::TokenCost free = {.per_token = 0.0, .max_tokens = stage::kMaxGpuTokens};
   const std::unique_ptr<stage::SpeculatingEngine> engine =
-      stage::make_speculating_engine(bundled().llama, options, stage::make_runner(bundled().llama, options), num_drafts,
-                                     clock, random.below(2) == 0 ? free : kCostOfLargeModel);
+      stage::make_speculating_engine(bundled().llama, drawn.options, stage::make_runner(bundled().llama, drawn.options),
+                                     drawn.num_drafts, clock, drawn.cost);
   engine->on_step([&](const stage::StepReport& report) {
     totals.drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
     totals.accepted += report.num_accepted;
     totals.swapped_out += static_cast<int>(report.swapped_out.size());
     totals.recomputed += static_cast<int>(report.recomputed.size());
   });
-  std::size_t num_submitted = 0;
-  while (num_submitted < tasks.size() || !engine->is_idle()) {
-    if (num_submitted < tasks.size() && (engine->is_idle() || random.below(3) == 0)) {
-      engine->submit(tasks[num_submitted++]);
-    }
-    engine->step();
-  }
+  tests::serve_arriving(*engine, random, tasks);
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     CAPTURE(i);
     CHECK(tests::compare_output(engine->output(static_cast<int>(i)), expected[i]) == kNoProblem);

@@ -980,6 +980,28 @@ def check_first_visit(browser, program):
         check("and is not paused", status == 200, reply)
 
 
+def check_tier(browser, program):
+    with http_program.HttpProgram(program, *SMALL[:-1], "--host-cache", "1MiB") as server:
+        page = browser.open(server.url + "/")
+        page.wait_for("timeline.latest.sizes.blocks > 0")
+        check("the second tier is shown where there is one", page.evaluate(
+            "!document.getElementById('tier').hidden && timeline.latest.sizes.tier_blocks === 85"))
+        page.evaluate("[...document.querySelectorAll('#scenes button')].find((button) => button.textContent === 'Evicted, and back').click()")
+        page.wait_for("timeline.latest.counters.tier_restored > 0 && timeline.latest.requests.size === 0")
+        page.evaluate("timeline.pace = 0.002; timeline.play(timeline.snapshots.length - 8, () => showMoment(shownChapter))")
+        page.wait_for("!timeline.isPlaying")
+        check("its scene ends where blocks come back", page.evaluate("tierMoves(timeline.shown).back") > 0)
+        check("the step says so", re.search(r"brought back from the host: \d+ blocks", text(page, "story")), text(page, "story"))
+        check("it says what is kept", page.evaluate("timeline.snapshots.some((shown) => storyOf(shown).includes('kept on the host: '))"))
+        check("these are no swaps, and no copies on write", page.evaluate(
+            "timeline.snapshots.every((shown) => shown.happened.copies.length === 0)") and text(page, "number-blocks-copied") == "0", text(page, "number-blocks-copied"))
+        check("the number is the server's", int(text(page, "number-brought-back")) == page.evaluate("timeline.shown.counters.tier_restored"))
+        hatched = page.evaluate("""(() => { const tier = document.getElementById('tier'), {data} = tier.getContext('2d').getImageData(0, 0, tier.width, tier.height);
+            return new Set(new Uint32Array(data.buffer)).size; })()""")
+        check("the tier's blocks are drawn", hatched > 2, hatched)
+        browser.close(page)
+
+
 def check_others(browser, program):
     """Pages of another origin, and this page under another name of the machine, steer nothing, even with --cors '*'."""
     class Other(http.server.BaseHTTPRequestHandler):
@@ -1247,6 +1269,7 @@ def main():
             check_old_steps(server.url)
             check_lost(page, server)
         check_first_visit(browser, arguments.program)
+        check_tier(browser, arguments.program)
         check_others(browser, arguments.program)
         check_without_controls(browser, arguments.program)
         check_chat(browser, arguments.program)

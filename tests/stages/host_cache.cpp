@@ -2,6 +2,7 @@
 // Compiled for stage 8.
 #include "tests/support/catch.h"
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -12,8 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/base/parallel.h"
+#include "common/serving/pool_view.h"
 #include "common/serving/prometheus.h"
+#include "common/serving/tally.h"
 #include "tests/stages/late_runner.h"
 #include "tests/stages/number_pool.h"
 #include "tests/stages/serving_fixtures.h"
@@ -149,6 +153,29 @@ TEST_CASE("host cache: what the pool evicts is copied to the host, and back when
   // Both texts are on the host now, so that another eviction copies nothing.
   CHECK(pool.serve(tokens_from(41, 10)) == 0);
   CHECK(pool.copies.empty());
+}
+
+TEST_CASE("host cache: a text is followed from block to block, wherever its first blocks are") {
+  stage::KvCacheManager manager(4, 2);
+  HostCache host(4, 8, 2);
+  manager.on_evict([&](int block) { host.store(manager.prefix_cache(), block); });
+  const Tokens text = tokens_from(1, 8);
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, text);
+  const Blocks table = manager.block_table(0);
+  const std::int64_t first = manager.prefix_cache().entry(table[0]).text;
+  const std::int64_t second = manager.prefix_cache().entry(table[1]).text;
+  manager.free(0);
+  REQUIRE(manager.allocate(1, 6));  // evicts all but the first block, from the end
+  CHECK(Blocks(host.in_use().begin(), host.in_use().end()) == Blocks{4, 5, 6});
+  const std::span<const Token> rest = std::span(text).subspan(2);
+  CHECK(host.find(first, rest, 0) == Blocks{6, 5, 4});
+  CHECK(host.find(first, rest.first(5), 0) == Blocks{6, 5});  // part of a block is none
+  CHECK(host.find(second, rest.subspan(2), 0) == Blocks{5, 4});
+  CHECK(host.find(first, Tokens{3, 4, 9, 9, 7, 8}, 0) == Blocks{6});
+  CHECK(host.find(0, rest, 0).empty());  // what comes before is another text
+  CHECK(host.find(first, rest, 1).empty());
+  CHECK(host.find(first, {}, 0).empty());
 }
 
 TEST_CASE("host cache: one token is left to compute, and a part of a block is not found") {
@@ -334,10 +361,16 @@ TEST_CASE("host cache: a server's figures tell the tiers apart") {
   for (const std::int64_t bytes : {std::int64_t{0}, 17 * kBlockBytes - 1}) {
     const auto served =
         stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true}, {.host_cache_bytes = bytes});
+    std::int64_t num_kept = 0;
+    std::int64_t num_back = 0;
     for (const int salt : {1, 2, 1}) {
       common::RequestResult result;
       served->submit({tests::make_request(22, 1, salt)}, 0.0, std::make_unique<Kept>(result));
       while (served->step()) {
+        for (const auto& [source, destination] : served->last_step().copies) {
+          num_kept += destination >= 6 + 2 ? 1 : 0;  // behind the pool's blocks and those for swapping
+          num_back += source >= 6 + 2 ? 1 : 0;
+        }
       }
     }
     common::ServerState state;
@@ -351,6 +384,17 @@ TEST_CASE("host cache: a server's figures tell the tiers apart") {
     CHECK(figures.hits == (bytes > 0 ? 1 : 0));
     CHECK(figures.restored == (bytes > 0 ? 5 : 0));
     CHECK(figures.stored == figures.num_used);
+    CHECK(num_kept == figures.stored);
+    CHECK(num_back == figures.restored);
+    CHECK(state.status.blocks_moved == 0);  // by swapping
+    common::PoolView view(nullptr);
+    common::PoolView::Watcher watcher(view);
+    const common::Tally tally;
+    view.update({.engine = served.get(), .tally = &tally, .report = &served->last_step(), .is_still = true});
+    common::Json record = common::Json::parse(watcher.read(std::chrono::milliseconds(0)).back(), 8);
+    CHECK(record["sizes"]["tier_blocks"] == figures.num_blocks);
+    CHECK(record["counters"]["tier_used"] == figures.num_used);
+    CHECK(record["counters"]["tier_restored"] == static_cast<int>(figures.restored));
     const std::string text = common::metrics_text(state, "small");
     CHECK((text.find("course:host_cache_restored_total{model_name=\"small\"} 5\n") != std::string::npos) ==
           (bytes > 0));

@@ -508,7 +508,7 @@ void CudaLlama::argmax(const float* logits, int num_rows, int* next_tokens, cuda
   unsigned long long* const ranks = impl_->ranks.data();
   rank_rows(logits, impl_->config.vocab_size, impl_->first_token(), num_rows, scratch, ranks, stream);
   impl_->peers->max(ranks, static_cast<std::size_t>(num_rows), stream);
-  tokens_of_ranks(ranks, num_rows, next_tokens, stream);
+  tokens_of_ranks(ranks, num_rows, impl_->shard.count * impl_->config.vocab_size, next_tokens, stream);
 }
 
 }  // namespace common

@@ -315,12 +315,14 @@ __global__ void __launch_bounds__(kThreads) argmax_kernel(const float* logits, i
 }
 
 __global__ void __launch_bounds__(kThreads)
-    tokens_of_ranks_kernel(const unsigned long long* ranks, int num_rows, int* next_tokens) {
+    tokens_of_ranks_kernel(const unsigned long long* ranks, int num_rows, int num_tokens, int* next_tokens) {
   wait_for_previous_launch();
   allow_next_launch();
   const auto row = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (row < num_rows) {
-    next_tokens[row] = token_of_rank(__ldcg(ranks + row));
+    // If a GPU has failed, the ranks may be any numbers. The step is dropped, but what is enqueued reads its tokens.
+    const int token = token_of_rank(__ldcg(ranks + row));
+    next_tokens[row] = token >= 0 && token < num_tokens ? token : -1;
   }
 }
 
@@ -482,9 +484,10 @@ void rank_rows(const float* logits, int vocab_size, int first_token, int num_row
   launch_argmax(logits, vocab_size, first_token, num_rows, scratch, ranks, nullptr, stream);
 }
 
-void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int* next_tokens, cudaStream_t stream) {
+void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int num_tokens, int* next_tokens,
+                     cudaStream_t stream) {
   launch(tokens_of_ranks_kernel, dim3((static_cast<unsigned>(num_rows) + kThreads - 1) / kThreads), kThreads, 0, stream,
-         Overlap::kPreviousWithoutL1, ranks, num_rows, next_tokens);
+         Overlap::kPreviousWithoutL1, ranks, num_rows, num_tokens, next_tokens);
 }
 
 void store_rows(Precision precision, const float* source, std::int64_t num_rows, int num_cols, int row_step,

@@ -99,10 +99,11 @@ void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratc
 
 // argmax in two steps, for logits that are shared out among GPUs. This GPU has the logits of vocab_size tokens from
 // first_token on; ranks: [num_rows], the ranks of its largest logits. The largest rank of all GPUs is then turned into
-// its token.
+// its token, one of num_tokens; another number into -1.
 void rank_rows(const float* logits, int vocab_size, int first_token, int num_rows, void* scratch,
                unsigned long long* ranks, cudaStream_t stream);
-void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int* next_tokens, cudaStream_t stream);
+void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int num_tokens, int* next_tokens,
+                     cudaStream_t stream);
 
 // Float8 weights (scalars.cuh), [num_rows, num_cols], as bfloat16: exactly, if scales are powers of two.
 void unpack_float8(const void* weights, const float* row_scales, std::int64_t num_rows, int num_cols, void* output,

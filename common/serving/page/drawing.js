@@ -363,7 +363,8 @@ function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
   };
   if (layout.cell >= kLeastForWays) drawCopies(context, copies, layout, theme);
   else copies.forEach(([from, to], index) => arrow(context, center(from), center(to), theme.bad, 6 + 5 * index));
-  for (const [from, to] of snapshot.happened.copies.filter((copy) => !isInside(copy) && Math.min(...copy) < layout.drawn)) {
+  const moves = [...snapshot.happened.copies, ...snapshot.happened.tier];
+  for (const [from, to] of moves.filter((copy) => !isInside(copy) && Math.min(...copy) < layout.drawn)) {
     drawMove(context, Math.min(from, to), from < to, layout, theme);
   }
 }
@@ -394,6 +395,25 @@ function drawHost(context, snapshot, width, height, theme) {
     drawBlock(context, x, (height - cell) / 2, cell - 2, cell - 2, {kind: "host", owner: request.id, label: nameOf(request)}, theme);
     x += cell;
   }
+}
+
+// The second tier as a bar: its blocks with a text are hatched, as cached ones are.
+function drawTier(context, snapshot, width, height, theme) {
+  context.clearRect(0, 0, width, height);
+  const {tier_blocks: total} = snapshot.sizes, used = snapshot.counters.tier_used ?? 0;
+  if (!total) return;
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  context.fillStyle = theme.dim;
+  const {kept, back} = tierMoves(snapshot);
+  const moves = [...(kept ? [`${kept} kept ↓`] : []), ...(back ? [`${back} brought back ↑`] : [])].join(", ");
+  context.fillText(`second tier: ${used} of ${total}`, 0, height / 2 - (moves ? 7 : 0), width);
+  context.fillStyle = theme.bad;
+  context.fillText(moves, 0, height / 2 + 7, width);
+  const x = Math.max(context.measureText("second tier: 0000 of 0000").width, context.measureText(moves).width) + 8;
+  drawBlock(context, x, 6, width - x, height - 12, {kind: "free"}, theme);
+  if (used) drawBlock(context, x, 6, (width - x) * used / total, height - 12, {kind: "cached"}, theme);
 }
 
 // A bar of all slots, with a region for each request that would fit: solid where tokens are, hatched where reserved.

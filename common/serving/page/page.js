@@ -122,7 +122,7 @@ function explain(word, meaning) {
 // The glossary's words, as they stand in texts; longer ones first.
 const kWords = [["prefix found", "prefix hit"], ["found again", "found again"], ["copied on write", "copy-on-write"], ["copy-on-write", "copy-on-write"], ["block tables", "block table"],
                 ["swapped out", "swapped out"], ["preempted", "preempted"], ["computed again", "computed again"], ["physical", "physical block"],
-                ["logical", "logical block"], ["sequence", "sequence"], ["evicted", "evicted"], ["in a table", "block table"], ["shared", "shared"],
+                ["logical", "logical block"], ["sequence", "sequence"], ["evicted", "evicted"], ["brought back", "second tier"], ["kept on the host", "second tier"], ["in a table", "block table"], ["shared", "shared"],
                 ["drafts", "draft"], ["draft", "draft"], ["taken back", "taken back"], ["cached", "cached"], ["free", "free"], ["blocks", "block"], ["slots", "slot"], ["slot", "slot"]];
 const meanings = new Map([...document.querySelectorAll("#glossary dt")].flatMap((word) => word.textContent.split(", ")
   .map((name) => [name, word.nextElementSibling.textContent])));
@@ -155,6 +155,7 @@ const kMeanings = {
   "preemptions": "times that a running request released its blocks, because too few were left, free or cached",
   "blocks copied": "copy-on-write: a sequence had to write into a block that others share, and got a copy of its own",
   "blocks moved": "swapped out to the host's memory, or back",
+  "brought back": "blocks of the second tier that were copied back into the pool, and not computed again",
   "prompt tokens found cached": "in blocks that were in the pool already, so they were not computed; “again”: by requests that came back from a preemption",
   "drafts accepted": "guesses of the next tokens that became text, of all that were computed",
   "evictions": "cached blocks whose text was given up because a block was needed",
@@ -165,6 +166,7 @@ function showNumbers(snapshot) {
   const numbers = {"tokens a second": speed(), "running": snapshot.numRunning, "waiting": snapshot.numWaiting,
                    "slots in use": percent(counters.used ?? 0, sizes.slots), "preemptions": (counters.preemptions ?? 0) - (atStart.preemptions ?? 0),
                    "blocks copied": (counters.copied ?? 0) - (counters.moved ?? 0), "blocks moved": sizes.host_blocks ? counters.moved ?? 0 : null,
+                   "brought back": sizes.tier_blocks ? counters.tier_restored ?? 0 : null,
                    "prompt tokens found cached": (counters.found ?? 0) + (foundAgain(counters) ? ` + ${foundAgain(counters)} again` : ""),
                    "drafts accepted": drafts ? `${(counters.accepted ?? 0) - (atStart.accepted ?? 0)} of ${drafts}` : null,
                    "evictions": counters.evictions ?? 0, "tokens written": (counters.generated ?? 0) - (atStart.generated ?? 0)};
@@ -269,6 +271,7 @@ function showSnapshot(snapshot) {
   const counts = `${places.size} in tables, ${shared} of them shared, ${snapshot.cached.size} cached, ${Math.max(0, free)} free`;
   showWords($("pool-count"), `${sizes.blocks} blocks of ${sizes.block_size} slots` + (sizes.blocks > kMaxDrawn ? ` (the first ${kMaxDrawn} are drawn)` : ""));
   $("host").hidden = $("host-legend").hidden = sizes.host_blocks === 0;
+  $("tier").hidden = sizes.tier_blocks === 0;
   $("pool").setAttribute("aria-label", `Map of the pool's blocks: ${counts}. Arrow keys move from block to block.`);
   const text = regionsSentence(snapshot, places);
   if (text !== shownRegions) {
@@ -398,6 +401,7 @@ function showSizes(sizes) {
   }
   $("swap").checked = sizes.host_blocks > 0;
   for (const button of document.querySelectorAll("[data-needs-drafts]")) button.disabled = !hasControls || sizes.max_drafts === 0;
+  for (const button of document.querySelectorAll("[data-needs-tier]")) button.hidden = sizes.tier_blocks === 0;
   $("restore").hidden = !hasControls || !sizes.is_changed;
   $("restore").textContent = `Back to ${sizes.slots_at_start} slots`;
 }

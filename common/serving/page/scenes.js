@@ -47,6 +47,15 @@ const kScenes = [
      "next is admitted, without a pause for the others. One that was let in too early is preempted (▼) and waits first in line.",
    // Of these steps, the one in which most run: early ones come after preemptions, and have fewer than regions would.
    isMoment: (step, best, before) => step.happened.admitted.length > 0 && before?.happened.ended.length > 0 && step.numRunning > (best?.numRunning ?? 0)},
+  {name: "Evicted, and back", needsTier: true, sizes: {slots: 96, block_size: 4, budget: 128, swap: false},
+   send: async (post) => {
+     for (const ask of [kShared, "In the middle of the forest stood a little house. " + kShared, kShared + " went east"]) {
+       await post([ask], {max_tokens: 4, temperature: 0, firstOnly: true});
+     }
+   },
+   watch: "The pool has room for one of these prompts. The second evicts the first one's blocks, which are copied to the host's memory (hatched, under the pool). The third goes on " +
+     "where the first has ended: its blocks are copied back (▲ at their lower edge), and only what is new is computed.",
+   isMoment: (step) => step.happened.tier.some(([from]) => from >= step.sizes.blocks)},
   {name: "Drafts", needsDrafts: true, sizes: {slots: 128, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["The cat said, who is there? The dog said, who is there? The cock said,"], {max_tokens: 32, temperature: 0, num_speculative_tokens: 4}),
    watch: "Where the text repeats itself, what follows is looked up in it: drafts, which a step computes behind the text's last token. Those that the model would write anyway " +
@@ -75,6 +84,7 @@ function makeScenes(place, hasControls, run) {
     button.textContent = scene.name;
     button.dataset.scene = index;
     if (scene.needsDrafts) button.dataset.needsDrafts = "";
+    if (scene.needsTier) button.dataset.needsTier = "";
     button.disabled = !hasControls;
     if (!hasControls) button.title = "off on this server (--pool-controls): the scene makes a small pool";
     button.onclick = () => run(scene, button);

@@ -7,6 +7,7 @@
 //   ended: as they last were, where there is room for their tables: until the first request after them all
 //   atStart: the counters when its pool was made; poolsSeen: how many pools this page has seen before it
 //   happened: what pool_view.h says, and found: prompt tokens that were in the pool when their request was first admitted;
+//   copies: without the second tier's, which are in tier: [source, destination], numbered from blocks + host_blocks on;
 //   foundAgain: own tokens that resumed requests found; drafts: [{request, sequence, position, accepted, texts, drawn}],
 //   drawn: what the model drew behind the accepted drafts; released: Map(block -> preempted request that had it)
 //   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts}),
@@ -14,8 +15,8 @@
 
 const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, draining: false, running: [], waiting: [], requests: new Map(), ended: [],
                               cached: new Map(), counters: {}, atStart: {}, poolsSeen: 0, numRunning: 0, numWaiting: 0,
-                              sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0}, happened: noEvents()});
-const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
+                              sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0, tier_blocks: 0}, happened: noEvents()});
+const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], tier: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
                          drafts: [], released: new Map()});
 
 function applyRequest(old, change) {
@@ -90,8 +91,10 @@ function applyRecord(last, record) {
   if (next.isNewPool) next.atStart = isNewServer ? {} : {preemptions, generated, drafts, accepted};
   else next.atStart = last.atStart;
   next.poolsSeen = last.poolsSeen + (next.isNewPool ? 1 : 0);
-  const {blocks} = next.sizes;
-  const copies = next.happened.copies;
+  const {blocks, host_blocks: hostBlocks} = next.sizes;
+  const isOfTier = (copy) => Math.max(...copy) >= blocks + hostBlocks;
+  next.happened.tier = next.happened.copies.filter(isOfTier);
+  const copies = next.happened.copies = next.happened.copies.filter((copy) => !isOfTier(copy));
   const changes = new Map(record.requests.map((change) => [change.id, change]));
   for (const id of [...next.running, ...next.waiting]) {
     const old = before.requests.get(id), change = changes.get(id);
@@ -315,8 +318,17 @@ function storyOf(snapshot) {
   if (numOut && !happened.swapped_out.length) story.push(`${blocksOf(numOut)} copied to the host's memory`);
   if (numIn) story.push(`swapped in: ${blocksOf(numIn)} copied back from the host's memory`);
   if (happened.evicted.length) story.push(`evicted ${plural("block", happened.evicted)}`);
+  const {kept, back} = tierMoves(snapshot);
+  if (kept) story.push(`kept on the host: ${blocksOf(kept)} that had been evicted`);
+  if (back) story.push(`brought back from the host: ${blocksOf(back)}`);
   if (happened.ended.length) story.push(`ended ${plural("request", happened.ended)}`);
   return story.join(" · ");
+}
+
+// How many blocks the step copied to the second tier, and from there.
+function tierMoves({happened, sizes}) {
+  const kept = happened.tier.filter(([, to]) => to >= sizes.blocks).length;
+  return {kept, back: happened.tier.length - kept};
 }
 
 // The kinds of events in a step that are worth a longer look.

@@ -175,6 +175,8 @@ class Views {
     }
     const host = sizedContext($("host"));
     drawHost(host.context, snapshot, host.width, host.height, theme);
+    const tier = sizedContext($("tier"));
+    drawTier(tier.context, snapshot, tier.width, tier.height, theme);
     const regions = sizedContext($("regions"));
     drawRegions(regions.context, snapshot, regions.width, regions.height, theme, this.target?.region);
     this.drawLines();
