@@ -34,7 +34,6 @@ class CpuRunner : public Runner {
   // Computes the tokens, all known, and stores their K and V. Returns the hidden states: [num_tokens, hidden_size].
   virtual common::Matrix forward(const RaggedBatch& batch);
 
- private:
   const common::Llama& model_;
   KvCache kv_cache_;
   CacheSize size_;

@@ -26,6 +26,7 @@
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "demo/scene.h"
+#include "demo/shared_reading.h"
 #include "demo/speculation.h"
 #include "demo/steps_by_hand.h"
 #include "engine.h"
@@ -174,7 +175,7 @@ int run(int argc, char** argv) {
         make_engine(session.model, sized, make_runner(session.model, sized), num_drafts);
     return [engine](std::span<const common::Request> requests, const common::OnToken& on_token) {
       std::vector<common::Completion> completions = engine->run(requests, on_token);
-      return common::RunResult{std::move(completions), engine->counters(), engine->timing()};
+      return common::RunResult{std::move(completions), counters_of(*engine), engine->timing()};
     };
   };
   for (common::Command* command : {&program.add_generate(start_engine), &program.add_chat(start_engine)}) {
@@ -246,6 +247,8 @@ int run(int argc, char** argv) {
   SpeculateOptions speculation;
   common::Command& speculate_command = add_speculate_command(program, speculation);
   add_engine_options(speculate_command, speculation.engine);
+  SharedReadingOptions sharing;
+  add_engine_options(add_shared_reading_command(program, sharing), sharing.engine);
 
   int demo_slots = 32;
   int demo_block_size = 4;

@@ -57,6 +57,7 @@ endfunction()
 # course_paged_on_host: common/paged/ for the executor, which has no wgmma: kernels with wgmma are never chosen.
 function(course_add_paged_on_host)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/common/paged/*.cu ${PROJECT_SOURCE_DIR}/common/paged/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/shared_reading\\.cpp$")  # part of common
   course_add_host_kernels(course_paged_on_host ${sources})
   target_compile_definitions(course_paged_on_host PUBLIC COURSE_PRODUCTION)
 endfunction()

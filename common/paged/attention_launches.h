@@ -29,6 +29,28 @@ struct NewRows {
   const int* slot_mapping = nullptr;  // [num_sequences]
 };
 
+// Where a sequence's results over the prefix that it shares with others are: places of RaggedPartials, one after the
+// other for the parts of the prefix.
+struct alignas(16) PrefixRows {
+  int first_place = 0;  // as RaggedTask::first_place
+  int num_parts = 0;    // 0: the sequence shares nothing
+  int row = 0;          // in each place, the row of the group's first query head
+  int unused = 0;
+};
+
+// What an earlier launch has computed over the first tokens of sequences. Decode attention, whose lengths and tables
+// begin behind these tokens, adds it to what it computes itself.
+struct PrefixResults {
+  const PrefixRows* rows = nullptr;  // [num_sequences]; nullptr: no sequence shares anything
+  const float* outputs = nullptr;    // as RaggedPartials
+  const float2* max_and_sum = nullptr;
+  int place_rows = 0;  // of a place
+
+  COURSE_HOST_DEVICE std::int64_t first_row(const PrefixRows& of, int part, int kv_head, int num_kv_heads) const {
+    return (std::int64_t{of.first_place} * num_kv_heads + kv_head * of.num_parts + part) * place_rows + of.row;
+  }
+};
+
 // Decode attention has two parts. plan_decode, called once for each step, cuts the work of one layer into equal
 // shares; decode_attention, called for each layer, does the work. Both take the same batch, shape and options, and the
 // same workspace.
@@ -40,7 +62,8 @@ void plan_decode(const PageShape& shape, const BatchArrays& batch, void* workspa
 // sees all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
 // 1 / sqrt(head_dim). K and V of the last position are in the pages, or are new rows.
 void decode_attention(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* workspace,
-                      cudaStream_t stream, const DecodeOptions& options = {}, const NewRows& new_rows = {});
+                      cudaStream_t stream, const DecodeOptions& options = {}, const NewRows& new_rows = {},
+                      const PrefixResults& prefixes = {});
 
 // The kernels behind ragged_attention.
 enum class RaggedKernel {

@@ -6,7 +6,8 @@
 namespace common {
 
 void decode_attention(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* workspace,
-                      cudaStream_t stream, const DecodeOptions& options, const NewRows& new_rows) {
+                      cudaStream_t stream, const DecodeOptions& options, const NewRows& new_rows,
+                      const PrefixResults& prefixes) {
   check_pages(kProductionShapes, pages);
   check_batch(kProductionShapes, pages.shape, batch);
   if (batch.num_sequences == 0) {
@@ -22,9 +23,8 @@ void decode_attention(const Pages& pages, const BatchArrays& batch, const void* 
   const DecodeWorkspace parts =
       decode_workspace(workspace, shape.num_workers, shape.group, pages.shape.head_dim, batch.num_sequences);
   const DecodeCall call{
-      pages,    batch,  queries,
-      new_rows, output, parts,
-      shape,    stream, options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone};
+      pages,  batch, queries, new_rows, prefixes,
+      output, parts, shape,   stream,   options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone};
   if (pages.shape.type == ScalarType::kFloat8) {
     decode_float8(call);
   } else {

@@ -77,6 +77,38 @@ struct WarpAttention {
     }
   }
 
+  // Adds the parts of the result over the sequence's shared prefix: every `distance`-th, from part `first` on.
+  __device__ __forceinline__ void add_prefix(const PrefixResults& prefixes, int sequence, int kv_head, int num_kv_heads,
+                                             int group, int first, int distance) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const PrefixRows rows = prefixes.rows[sequence];
+    for (int part = first; part < rows.num_parts; part += distance) {
+      const std::int64_t begin = prefixes.first_row(rows, part, kv_head, num_kv_heads);
+#pragma unroll
+      for (int t = 0; t < kQueryTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int query = t * 8 + lane % 4 * 2 + i;
+          if (query < group) {
+            const float2 max_and_sum = __ldcg(prefixes.max_and_sum + begin + query);
+            const float* values = prefixes.outputs + (begin + query) * kHeadDim + lane / 4 * (kFloat8 ? 2 : 1);
+            RunningSoftmax& own = softmax[t][i];
+            const float rescale = own.raise_to(fmaxf(own.largest, max_and_sum.x));
+            const float weight = common::exp2_fast(max_and_sum.x - own.largest);
+            own.sum += lane < 4 ? weight * max_and_sum.y : 0.0F;
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+              float& lower = output[t][step][i];
+              float& upper = output[t][step][i + 2];
+              lower = rescale * lower + weight * __ldcg(values + step * 16);
+              upper = rescale * upper + weight * __ldcg(values + step * 16 + (kFloat8 ? 1 : 8));
+            }
+          }
+        }
+      }
+    }
+  }
+
   // Adds a tile: K and V of 16 tokens in shared memory; the first num_tokens exist.
   __device__ __forceinline__ void add_tile(std::uint32_t keys, std::uint32_t values, int num_tokens, float scale) {
     std::uint32_t v[kLoads][4];
@@ -384,8 +416,8 @@ __device__ __forceinline__ TileRange load_share(const TileRange* share) {
 
 template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
-    decode_kernel(Pages pages, BatchArrays batch, const Element* queries, NewRows new_rows, Element* output,
-                  DecodeWorkspace workspace, float scale) {
+    decode_kernel(Pages pages, BatchArrays batch, const Element* queries, NewRows new_rows, PrefixResults prefixes,
+                  Element* output, DecodeWorkspace workspace, float scale) {
   using Ring = TileRing<kType, kHeadDim, kStages, kWarps, kContiguous>;
   COURSE_DYNAMIC_SHARED(128, shared);
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
@@ -430,6 +462,9 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
       new_row.load(new_rows, head.sequence, head.kv_head);
     }
     attention.start(queries + first_row * kHeadDim, group);
+    if (prefixes.rows != nullptr && head.tile == 0) {  // each of the head's warps has a part
+      attention.add_prefix(prefixes, head.sequence, head.kv_head, num_kv_heads, group, next - begin, step);
+    }
     for (; next < end; next += step) {
       const int num_tokens = min(kTileTokens, head.length - (head.tile + next - begin) * kTileTokens);
       ring.wait();

@@ -17,6 +17,7 @@ struct DecodeCall {
   const BatchArrays& batch;
   const void* queries;
   const NewRows& new_rows;
+  const PrefixResults& prefixes;
   void* output;
   const DecodeWorkspace& workspace;
   const DecodeShape& shape;
@@ -32,7 +33,7 @@ void launch_decode(const DecodeCall& call) {
   common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,
                  dim3(static_cast<unsigned>(call.shape.num_workers)), 32 * kWarps, shared_bytes, call.stream,
                  call.overlap, call.pages, call.batch, static_cast<const Element*>(call.queries), call.new_rows,
-                 static_cast<Element*>(call.output), call.workspace, score_scale(kHeadDim));
+                 call.prefixes, static_cast<Element*>(call.output), call.workspace, score_scale(kHeadDim));
 }
 
 template <ScalarType kType, int kHeadDim, int kQueryTiles, bool kContiguous>

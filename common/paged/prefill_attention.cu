@@ -30,13 +30,18 @@ void choose_type(const PrefillCall& call, int num_tasks, common::Overlap overlap
       return launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim>, call, num_tasks, overlap, stream);
     }
   }
+  if constexpr (kHeadDim <= kMaxSharingHeadDim) {
+    if (call.order != nullptr) {
+      return launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim, true>, call, num_tasks, overlap, stream);
+    }
+  }
   launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim>, call, num_tasks, overlap, stream);
 }
 
 }  // namespace
 
-void prefill_attention(const Pages& pages, const BatchArrays& batch, const void* queries, void* output,
-                       const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream) {
+void prefill_attention(const Pages& pages, const BatchArrays& batch, const void* queries, const int* order,
+                       void* output, const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream) {
   const PrefillCall call{.pages = pages,
                          .batch = batch,
                          .queries = static_cast<const Element*>(queries),
@@ -47,8 +52,10 @@ void prefill_attention(const Pages& pages, const BatchArrays& batch, const void*
                          .scale = score_scale(pages.shape.head_dim),
                          .num_queries_per_kv = batch.num_heads / pages.shape.num_kv_heads,
                          .begins_late = beside_previous,
-                         .is_merged = workspace.shape.max_places > 0};
-  const common::Overlap overlap = beside_previous ? common::Overlap::kPrevious : common::Overlap::kNone;
+                         .is_merged = workspace.shape.max_places > 0,
+                         .order = order};
+  const bool begins_early = beside_previous || order != nullptr;
+  const common::Overlap overlap = begins_early ? common::Overlap::kPrevious : common::Overlap::kNone;
   if (pages.shape.head_dim == 64) {
     choose_type<64>(call, workspace.shape.max_tasks, overlap, stream);
   } else if (pages.shape.head_dim == 128) {

@@ -5,8 +5,8 @@
 
 namespace common {
 
-// ragged_attention for pages that has_warpgroups() names. beside_previous: see RaggedOptions.
-void prefill_attention(const Pages& pages, const BatchArrays& batch, const void* queries, void* output,
-                       const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream);
+// attend_tasks() for pages that has_warpgroups() names.
+void prefill_attention(const Pages& pages, const BatchArrays& batch, const void* queries, const int* order,
+                       void* output, const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream);
 
 }  // namespace common

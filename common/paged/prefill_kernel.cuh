@@ -106,7 +106,8 @@ struct PrefillCall {
   float scale;
   int num_queries_per_kv;
   bool begins_late;  // whether another launch holds multiprocessors, so that some thread blocks may begin far later
-  bool is_merged;    // whether the next launch is ragged_merge.cu's
+  bool is_merged;    // whether the next launch joins parts
+  const int* order;  // for kernels that are compiled for it: see attend_tasks()
 };
 
 #if COURSE_BULK_COPY
@@ -250,8 +251,8 @@ struct TileCopier {
 };
 
 // The warpgroup that fetches work, and loads what the other two need for it: queries, then K and V, always as far
-// ahead as there is room.
-template <int kHeadDim>
+// ahead as there is room. kOrdered: the queries' rows have an order (PrefillCall::order).
+template <int kHeadDim, bool kOrdered>
 struct PrefillProducer {
   using Shape = PrefillShape<kHeadDim>;
   static constexpr int kVecs = kHeadDim / 8;
@@ -316,6 +317,24 @@ struct PrefillProducer {
     }
   }
 
+  // The same for rows of queries that do not follow each other.
+  __device__ __forceinline__ void copy_ordered_queries(const PrefillWork& work, int place) const {
+    constexpr int kStep = common::kWarpgroupThreads / kVecs;
+    const int vec = thread % kVecs;
+    const int group = call.num_queries_per_kv;
+    constexpr int kAtOnce = kHeadDim == 64 ? 2 : 4;  // as far as there are registers
+#pragma unroll kAtOnce
+    for (int row = thread / kVecs; row < Shape::kRows; row += kStep) {
+      const int own = min(work.task.first_row + row, work.task.end_row - 1);
+      const int token = own / group;
+      const std::int64_t head = std::int64_t{call.order[work.task.first_query + token]} * call.batch.num_heads +
+                                work.kv_head * group + own - token * group;
+      common::copy_vec_async(common::shared_address(shared.queries[place][row / common::kWarpgroupRows]) +
+                                 Shape::query_place(row % common::kWarpgroupRows, vec),
+                             reinterpret_cast<const uint4*>(call.queries + head * kHeadDim) + vec);
+    }
+  }
+
   template <typename Tiles>
   __device__ __forceinline__ void run(Tiles& tiles) const {
     common::RingPosition<Shape::kSlots> slot;
@@ -337,7 +356,12 @@ struct PrefillProducer {
         common::wait_for_previous_launch();  // this launch may have begun beside it, and must not finish before
         return;
       }
-      copy_queries(work, slot.place);
+      if constexpr (kOrdered) {
+        common::wait_for_previous_launch();  // it may compute the queries; what is read before has been there for long
+        copy_ordered_queries(work, slot.place);
+      } else {
+        copy_queries(work, slot.place);
+      }
       common::arrive_when_copied(full);
       ticket = take_ticket();
       tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.task.first_token, work.num_seen);
@@ -826,7 +850,7 @@ struct PrefillRows {
         common::fence_copy_engine();  // the queries were stored by ordinary copies
         start(work, next.place);
         attend(work.task.first_token / kTokens, work.num_seen);
-        if (work.task.num_parts > 1) {
+        if (work.task.is_partial()) {
           store_part(work);
         } else {
           store(work, next.place);
@@ -859,14 +883,14 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kHeadDim>& shared) {
 }
 
 // The work of a thread block whose barriers are initialised. Tiles: how producers load tiles, such as TileCopier.
-template <int kHeadDim, typename Tiles, typename Shared>
+template <int kHeadDim, typename Tiles, bool kOrdered = false, typename Shared>
 __device__ __forceinline__ void prefill_block(const PrefillCall& call, Shared& shared) {
   __syncthreads();
   if (threadIdx.x < common::kWarpgroupThreads) {
     common::shrink_registers<Tiles::kProducerRegisters>();
     // Made here: before the branch, it would take registers from the consumers, and their products would not overlap.
     Tiles tiles{call, shared};
-    PrefillProducer<kHeadDim>{call, shared}.run(tiles);
+    PrefillProducer<kHeadDim, kOrdered>{call, shared}.run(tiles);
   } else {
     common::grow_registers<Tiles::kConsumerRegisters>();
     const int warpgroup = static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1;
@@ -876,7 +900,7 @@ __device__ __forceinline__ void prefill_block(const PrefillCall& call, Shared& s
 
 #endif  // COURSE_WGMMA
 
-template <int kHeadDim>
+template <int kHeadDim, bool kOrdered = false>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillCall call) {
 #if COURSE_WGMMA
@@ -886,7 +910,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     init_barriers(shared);
     common::fence_barrier_init();
   }
-  prefill_block<kHeadDim, TileCopier<kHeadDim>>(call, shared);
+  prefill_block<kHeadDim, TileCopier<kHeadDim>, kOrdered>(call, shared);
 #endif
 }
 

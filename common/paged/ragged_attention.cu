@@ -19,8 +19,8 @@ namespace {
 template <ScalarType kType, int kHeadDim, bool kShort>
 __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
                                   RaggedTileOf<kHeadDim, kShort>::kTile.resident)
-    ragged_kernel(Pages pages, BatchArrays batch, const Element* queries, Element* output, const RaggedTask* tasks,
-                  RaggedPartials partials, float scale) {
+    ragged_kernel(Pages pages, BatchArrays batch, const Element* queries, const int* order, Element* output,
+                  const RaggedTask* tasks, RaggedPartials partials, float scale) {
   using Shared = RaggedShared<kHeadDim, kShort>;
   using Rows = RaggedRows<kHeadDim, kShort>;
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
@@ -63,7 +63,9 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   // A warp loads its own rows. Rows that do not exist repeat the last row, and are not stored.
   const int first_row = task.first_row + warp * kRowsOfWarp;
   const auto row_begin = [&](int row) {
-    return ((first_query + std::int64_t{row / group}) * batch.num_heads + kv_head * group + row % group) * kHeadDim;
+    const int token = first_query + row / group;
+    return (std::int64_t{order == nullptr ? token : order[token]} * batch.num_heads + kv_head * group + row % group) *
+           kHeadDim;
   };
   const std::uint32_t own_rows = query_tile + warp * kRowsOfWarp * Shared::kRowBytes;
   constexpr int kVecs = Rows::kVecs;
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
     loader.commit();
   }
 
-  if (task.num_parts > 1) {
+  if (task.is_partial()) {
     const std::int64_t place =
         RaggedPartials::place_of(task, task.part, kv_head, num_kv_heads) * kTile.rows() + warp * kRowsOfWarp;
     rows.store_part(partials.outputs + place * kHeadDim, partials.max_and_sum + place, end_row - first_row);
@@ -146,6 +148,7 @@ struct RaggedCall {
   const Pages& pages;
   const BatchArrays& batch;
   const void* queries;
+  const int* order;
   void* output;
   const RaggedWorkspace& workspace;
   cudaStream_t stream;
@@ -159,8 +162,8 @@ void launch_ragged(const RaggedCall& call) {
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(ragged_kernel<kType, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
                  RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone, call.pages, call.batch,
-                 static_cast<const Element*>(call.queries), static_cast<Element*>(call.output), call.workspace.tasks,
-                 call.workspace.partials, scale);
+                 static_cast<const Element*>(call.queries), call.order, static_cast<Element*>(call.output),
+                 call.workspace.tasks, call.workspace.partials, scale);
 }
 
 template <ScalarType kType, int kHeadDim>
@@ -184,6 +187,21 @@ void choose_head_dim(const RaggedCall& call) {
 
 }  // namespace
 
+void attend_tasks(const Pages& pages, const BatchArrays& batch, const void* queries, const int* order, void* output,
+                  const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream) {
+  if (workspace.shape.kernel == RaggedKernel::kWarpgroups) {
+    COMMON_CHECK(has_warpgroups(pages.shape), "wgmma serves this device and these pages");
+    prefill_attention(pages, batch, queries, order, output, workspace, beside_previous, stream);
+    return;
+  }
+  const RaggedCall call{pages, batch, queries, order, output, workspace, stream};
+  if (pages.shape.type == ScalarType::kFloat8) {
+    choose_head_dim<ScalarType::kFloat8>(call);
+  } else {
+    choose_head_dim<ScalarType::kBFloat16>(call);
+  }
+}
+
 void ragged_attention(const Pages& pages, const BatchArrays& batch, const int* query_starts, const void* queries,
                       void* output, int num_tokens, const void* workspace, cudaStream_t stream,
                       const RaggedOptions& options) {
@@ -198,17 +216,7 @@ void ragged_attention(const Pages& pages, const BatchArrays& batch, const int* q
   COMMON_CHECK(is_aligned(queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
   const RaggedWorkspace own = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens, options);
-  if (own.shape.kernel == RaggedKernel::kWarpgroups) {
-    COMMON_CHECK(has_warpgroups(pages.shape), "wgmma serves this device and these pages");
-    prefill_attention(pages, batch, queries, output, own, options.beside_previous, stream);
-  } else {
-    const RaggedCall call{pages, batch, queries, output, own, stream};
-    if (pages.shape.type == ScalarType::kFloat8) {
-      choose_head_dim<ScalarType::kFloat8>(call);
-    } else {
-      choose_head_dim<ScalarType::kBFloat16>(call);
-    }
-  }
+  attend_tasks(pages, batch, queries, nullptr, output, own, options.beside_previous, stream);
   if (own.shape.max_places > 0) {
     merge_parts_of_contexts(own, pages.shape, batch.num_heads, output, stream);
   }

@@ -36,7 +36,11 @@ struct alignas(16) RaggedTask {
   int part;
   int num_parts;    // into how many parts the context is cut; 1: the task writes the output
   int first_place;  // counted over the parts of one kv head, where the parts before this context's first are
-  int unused[2];
+  int is_prefix;    // 1: the rows are several sequences' (shared_plan.h), which see more tokens than this task's
+  int unused;
+
+  // Whether the task stores its result as a part, to be joined with others.
+  COURSE_HOST_DEVICE bool is_partial() const { return num_parts > 1 || is_prefix != 0; }
 };
 
 // The tasks that are left, for thread blocks that do one task after the other (prefill_kernel.cuh).
@@ -74,6 +78,13 @@ struct RaggedWorkspace {
   RaggedShape shape;
   std::size_t bytes;
 };
+
+// Computes the tasks of a plan; parts are not joined. order: nullptr, or row r of a task's queries is number
+// order[first_query + r / group] of `queries`; then all tasks are partial, and there is no output, and the kernel may
+// start while the previous launch still runs, which may write the queries and nothing else that is read or written here.
+// beside_previous: see RaggedOptions.
+void attend_tasks(const Pages& pages, const BatchArrays& batch, const void* queries, const int* order, void* output,
+                  const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream);
 
 // Whether RaggedKernel::kWarpgroups is compiled for this device and serves these pages.
 bool has_warpgroups(const PageShape& shape);

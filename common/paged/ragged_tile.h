@@ -35,6 +35,9 @@ constexpr RaggedTile ragged_tile(int head_dim, bool is_short) {
 inline constexpr int kWarpgroupsTaskRows = 128;
 inline constexpr int kMaxFloat8PrefillHeadDim = 128;
 
+// How long rows may be where sequences read a shared prefix together (shared_plan.h).
+inline constexpr int kMaxSharingHeadDim = 128;
+
 // The shared memory of one thread block, its static arrays included: queries, tiles of K and of V, a barrier for each.
 constexpr std::size_t ragged_shared_bytes(int head_dim, bool is_short) {
   const RaggedTile tile = ragged_tile(head_dim, is_short);

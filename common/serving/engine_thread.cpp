@@ -632,7 +632,9 @@ void EngineThread::hand_over(const Client& client, RequestResult result) {
 void EngineThread::count(const StepReport* report) {
   const std::lock_guard lock(mutex_);
   state_.status = engine_ ? engine_->status()
-                          : EngineStatus{.prefix = state_.status.prefix, .host_cache = state_.status.host_cache};
+                          : EngineStatus{.prefix = state_.status.prefix,
+                                         .host_cache = state_.status.host_cache,
+                                         .shared_reading = state_.status.shared_reading};
   state_.num_generated = num_generated_;
   for (const double seconds : between_tokens_) {
     state_.between_tokens_seconds.add(seconds);

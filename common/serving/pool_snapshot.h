@@ -38,6 +38,13 @@ struct HostCacheFigures {
   std::int64_t evictions = 0;  // blocks whose texts were given up
 };
 
+// Blocks with which several sequences of a step begin, read once for all of them. Counts are since the engine was made.
+struct SharedReadingFigures {
+  std::int64_t steps = 0;         // that had such blocks
+  std::int64_t blocks_read = 0;   // these blocks, once a step
+  std::int64_t blocks_saved = 0;  // that would have been read besides, if each sequence had read all of its own
+};
+
 // The spans in it belong to the cache: they are valid until it changes.
 struct PoolSnapshot {
   struct Sequence {

@@ -85,6 +85,13 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
         static_cast<double>(status.prefix.hits));
   value("course:prefix_cache_evictions_total", "counter", "Cached blocks whose contents were given up.",
         static_cast<double>(status.prefix.evictions));
+  value("course:steps_with_shared_blocks_total", "counter",
+        "Steps in which sequences that begin with the same blocks read them once.",
+        static_cast<double>(status.shared_reading.steps));
+  value("course:shared_blocks_read_total", "counter", "Blocks that were read once for several sequences.",
+        static_cast<double>(status.shared_reading.blocks_read));
+  value("course:shared_block_reads_saved_total", "counter", "How often they would have been read besides.",
+        static_cast<double>(status.shared_reading.blocks_saved));
   if (const HostCacheFigures& host = status.host_cache; host.num_blocks > 0) {
     value("course:host_cache_blocks", "gauge", "Blocks of the prefix cache's second tier, in the host's memory.",
           host.num_blocks);

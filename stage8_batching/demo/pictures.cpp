@@ -440,6 +440,81 @@ std::string draw_speculation() {
   return svg.to_string();
 }
 
+// Two samples of a prompt of two blocks: a step reads these once, for both queries.
+std::string draw_shared_reading() {
+  constexpr int kNumBlocks = 8;
+  KvCacheManager manager(kNumBlocks, kBlockSize);
+  for (int block = 0; block < kNumBlocks; ++block) {
+    COMMON_CHECK(manager.allocate(10 + block, kBlockSize), "the picture's pool has room for it");
+  }
+  for (const int block : {5, 3, 1, 7}) {
+    manager.free(10 + block);
+  }
+  COMMON_CHECK(manager.allocate(0, 2 * kBlockSize), "the picture's pool has room for the prompt");
+  manager.commit(0, 2 * kBlockSize);
+  manager.fork(0, 1);
+  std::array<std::vector<int>, 2> tables;
+  for (const int sequence : {0, 1}) {
+    COMMON_CHECK(manager.reserve(sequence, 2), "the picture's pool has room for both samples");
+    manager.commit(sequence, 2);
+    tables.at(static_cast<std::size_t>(sequence)) = manager.block_table(sequence);
+  }
+  const std::size_t num_shared = static_cast<std::size_t>(
+      std::mismatch(tables[0].begin(), tables[0].end(), tables[1].begin(), tables[1].end()).first - tables[0].begin());
+
+  Svg svg(
+      kWidth, 400, "Two samples read the blocks of their prompt once",
+      "Above, each of two samples reads all blocks of its own table, six blocks in all. Below, both queries read the "
+      "two blocks of the prompt together; what each has then, a maximum, a sum and an output, it takes along to the "
+      "one block of its own: four blocks in all.");
+  constexpr double kBlock = 72.0;
+  constexpr double kHeight = 40.0;
+  constexpr double kFirst = 150.0;
+  const auto block = [&](double x, double y, int number, Hue hue) {
+    svg.box({x, y, kBlock - 6.0, kHeight}, {hue, Fill::kSoft, 1.5, 3.0});
+    svg.label({x, y, kBlock - 6.0, kHeight}, std::to_string(number), {.size = 17.0, .hue = hue, .code = true});
+  };
+  const auto hue_of = [&](std::size_t sequence, std::size_t index) {
+    return index < num_shared ? Hue::kGreen : sequence == 0 ? Hue::kBlue : Hue::kOrange;
+  };
+  const std::array<std::string, 2> names = {"query of A", "query of B"};
+
+  std::size_t num_read = 0;
+  for (const std::size_t sequence : {0, 1}) {
+    const double y = 60.0 + 56.0 * static_cast<double>(sequence);
+    svg.text({kLeft, y + 26.0}, names.at(sequence), kCaption);
+    for (std::size_t i = 0; i < tables.at(sequence).size(); ++i, ++num_read) {
+      block(kFirst + kBlock * static_cast<double>(i), y, tables.at(sequence)[i], hue_of(sequence, i));
+    }
+  }
+  svg.text({kLeft, 36.0}, common::format("Apart: %zu blocks are read", num_read), kHeading);
+  svg.line({{kLeft, 186.0}, {kRight, 186.0}}, {.hue = Hue::kGrey, .width = 0.7});
+
+  num_read -= num_shared;
+  svg.text({kLeft, 222.0}, common::format("Together: %zu", num_read), kHeading);
+  svg.text({kLeft, 284.0}, "both queries", kCaption);
+  for (std::size_t i = 0; i < num_shared; ++i) {
+    block(kFirst + kBlock * static_cast<double>(i), 258.0, tables[0][i], Hue::kGreen);
+  }
+  const double end = kFirst + kBlock * static_cast<double>(num_shared);
+  const double own = kFirst + kBlock * static_cast<double>(num_shared) + 190.0;
+  for (const std::size_t sequence : {0, 1}) {
+    const double y = 230.0 + 56.0 * static_cast<double>(sequence);
+    svg.line({{end, 278.0}, {end + 24.0, y + 20.0}, {own - 8.0, y + 20.0}},
+             {.hue = hue_of(sequence, num_shared), .width = 2.0, .arrow = true});
+    svg.text({end + 32.0, y + 12.0}, "max, sum, output", {.size = 14.0, .hue = hue_of(sequence, num_shared)});
+    for (std::size_t i = num_shared; i < tables.at(sequence).size(); ++i) {
+      block(own + kBlock * static_cast<double>(i - num_shared), y, tables.at(sequence)[i], hue_of(sequence, i));
+    }
+    svg.text({own + kBlock * static_cast<double>(tables.at(sequence).size() - num_shared) + 8.0, y + 26.0},
+             names.at(sequence), kCaption);
+  }
+  svg.legend({kLeft, 364.0}, {{Hue::kGreen, Fill::kSoft, "the prompt's blocks"},
+                              {Hue::kBlue, Fill::kSoft, "A's own"},
+                              {Hue::kOrange, Fill::kSoft, "B's own"}});
+  return svg.to_string();
+}
+
 }  // namespace
 
 std::vector<common::Picture> pictures() {
@@ -447,7 +522,8 @@ std::vector<common::Picture> pictures() {
           {"preemption", "three requests in six blocks, step by step", draw_preemption},
           {"swapping", "a sequence leaves for host memory and comes back", draw_swapping},
           {"speculation", "drafts in their slots, accepted and taken back", draw_speculation},
-          {"host_cache", "what the pool evicts, kept on the host and brought back", draw_host_cache}};
+          {"host_cache", "what the pool evicts, kept on the host and brought back", draw_host_cache},
+          {"shared_reading", "blocks that two samples share, read apart and together", draw_shared_reading}};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "device_sampler.h"
@@ -19,21 +20,60 @@ int recorded_size(int num_sequences) {
   return size;
 }
 
+common::PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
+  return {.num_blocks = 1,
+          .num_kv_heads = shape.num_kv_heads,
+          .block_size = shape.block_size,
+          .head_dim = shape.head_dim,
+          .type = common::page_type(options.types)};
+}
+
 }  // namespace
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,
                                  const std::optional<common::MemoryShare>& share, common::Communicator* peers)
+    : RecordingRunner(model, shape, options, chunk_size, max_sequences, kernels, share, peers,
+                      common::sharing_kernels(kernels, page_shape(shape, options))) {}
+
+RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
+                                 int chunk_size, int max_sequences, const common::PagedKernels& kernels,
+                                 const std::optional<common::MemoryShare>& share, common::Communicator* peers,
+                                 std::unique_ptr<common::SharingKernels> sharing)
     : GpuRunner(
-          model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers,
+          model, shape, options, chunk_size, recorded_size(max_sequences), sharing == nullptr ? kernels : *sharing,
+          share, peers,
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
           },
           kMaxGpuTokens),
+      sharing_(std::move(sharing)),
+      plans_(sharing_ == nullptr
+                 ? nullptr
+                 : std::make_unique<SharedPlans>(page_shape(shape, options), shape.num_heads, this->max_sequences())),
       vocab_size_(model.config().vocab_size),
       max_tokens_(chunk_size) {}
 
+bool RecordingRunner::set_reading_costs(const common::ReadingCosts& costs) {
+  if (plans_ != nullptr) {
+    plans_->set_costs(costs);
+  }
+  return plans_ != nullptr;
+}
+
+std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatch& batch) {
+  if (plans_ == nullptr || batch.tokens.size() != batch.num_sequences()) {
+    return {};
+  }
+  std::vector<common::SharedPrefix> groups = groups_of(batch, plans_->shape().block_size, plans_->costs());
+  if (!groups.empty()) {
+    plans_->upload(static_cast<std::size_t>((last().value + 1) % 2), batch, groups, padded_sequences(batch), stream());
+  }
+  return groups;
+}
+
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
+  groups_ = plan_sharing(batch);
   const std::vector<common::ScoredRow> rows = take_rows();
   if (scorer_ == nullptr && !rows.empty()) {
     scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);
@@ -72,6 +112,18 @@ int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
 }
 
 void RecordingRunner::launch(const StepCounts& counts) {
+  const auto which = static_cast<std::size_t>(counts.buffers);
+  if (sharing_ != nullptr) {
+    sharing_->read_together(groups_.empty() ? nullptr : plans_->data(which));
+  }
+  launch_recorded(counts);
+  if (!groups_.empty()) {
+    plans_->end(which, stream());
+    count(groups_);
+  }
+}
+
+void RecordingRunner::launch_recorded(const StepCounts& counts) {
   const int size = counts.num_sequences;
   const bool has_one_token_each =
       size == recorded_size(size) && counts.num_tokens == size && counts.num_decodes == size;
@@ -80,7 +132,7 @@ void RecordingRunner::launch(const StepCounts& counts) {
     GpuRunner::launch(counts);
     return;
   }
-  const std::tuple key(counts.buffers, size, counts.num_tokens);
+  const std::tuple key(counts.buffers, size, counts.num_tokens, !groups_.empty());
   auto found = steps_.find(key);
   if (found == steps_.end()) {
     found = steps_.try_emplace(key, stream(), [&] { GpuRunner::launch(counts); }).first;

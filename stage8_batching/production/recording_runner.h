@@ -9,15 +9,19 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "../gpu_runner.h"
 #include "common/cuda/runtime/device.h"
+#include "common/paged/shared_attention.h"
 #include "row_scorer.h"
 #include "scoring/row_scoring.h"
+#include "shared_plans.h"
+#include "shared_reading/shared_reading.h"
 
 namespace stage8 {
 
-class RecordingRunner : public GpuRunner, public RowScoring {
+class RecordingRunner : public GpuRunner, public RowScoring, public SharedReading {
  public:
   // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
@@ -33,6 +37,8 @@ class RecordingRunner : public GpuRunner, public RowScoring {
   // For tests. Steps recorded so far: after warm_up, no step with one token for each of up to max_sequences sequences
   // is recorded any more.
   int num_recorded_steps() const { return static_cast<int>(steps_.size()); }
+  // For tests: what reading together costs, in place of what it costs on this device. False: these kernels can't.
+  bool set_reading_costs(const common::ReadingCosts& costs);
 
  protected:
   int padded_sequences(const RaggedBatch& step) const override;
@@ -40,8 +46,19 @@ class RecordingRunner : public GpuRunner, public RowScoring {
   void forget_recorded() { steps_.clear(); }
 
  private:
-  // By the buffers that they use, and the numbers of sequences and of tokens.
-  std::map<std::tuple<int, int, int>, common::Graph> steps_;
+  RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+                  int max_sequences, const common::PagedKernels& kernels,
+                  const std::optional<common::MemoryShare>& share, common::Communicator* peers,
+                  std::unique_ptr<common::SharingKernels> sharing);
+  void launch_recorded(const StepCounts& counts);  // replays a step that is recorded
+  // The groups of the step's sequences that read together, whose plan is then on its way.
+  std::vector<common::SharedPrefix> plan_sharing(const RaggedBatch& batch);
+
+  std::unique_ptr<common::SharingKernels> sharing_;  // in place of the kernels; nullptr if these can't read together
+  std::unique_ptr<SharedPlans> plans_;               // if there are such kernels
+  std::vector<common::SharedPrefix> groups_;         // of the step that is enqueued now
+  // By the buffers that they use, the numbers of sequences and of tokens, and whether sequences read together.
+  std::map<std::tuple<int, int, int, bool>, common::Graph> steps_;
   int vocab_size_;
   int max_tokens_;
   std::unique_ptr<RowScorer> scorer_;  // made for the first step with scored rows: most servers have none

@@ -9,7 +9,9 @@ namespace stage8 {
 ShardRunner::ShardRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                          int chunk_size, int max_sequences, const common::PagedKernels& kernels,
                          const std::optional<common::MemoryShare>& share, common::Communicator& peers)
-    : RecordingRunner(model, shape, options, chunk_size, max_sequences, kernels, share, &peers), peers_(peers) {}
+    : RecordingRunner(model, shape, options, chunk_size, max_sequences, kernels, share, &peers), peers_(peers) {
+  SharedReading::share(false);  // it has been tested on single GPUs only
+}
 
 StepId ShardRunner::enqueue(const RaggedBatch& batch) {
   // The next step has the buffers of the step before the last, which may never end if another GPU has failed.

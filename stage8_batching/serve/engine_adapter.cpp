@@ -171,6 +171,7 @@ common::EngineStatus EngineAdapter::status() const {
   status.prefix = {prefix.lookups,   prefix.hits,    prefix.tokens_saved,
                    prefix.evictions, prompt_tokens_, prompt_tokens_found_};
   status.host_cache = host_cache_figures(engine_);
+  status.shared_reading = shared_reading_figures(engine_);
   return status;
 }
 
@@ -289,6 +290,9 @@ void EngineAdapter::count_step() {
     const int largest = std::max(source, destination);  // blocks behind those for swapping are the second tier's
     blocks_moved_ += largest >= cache.num_blocks && largest < cache.num_blocks + cache.num_host_blocks ? 1 : 0;
   }
+  const std::int64_t saved = shared_reading_figures(engine_).blocks_saved;
+  last_step_.num_read -= (saved - blocks_saved_) * engine_.cache().block_size;
+  blocks_saved_ = saved;
 }
 
 // If the request has ended, reports that to its client, and forgets the request.
@@ -342,6 +346,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   std::unique_ptr<Runner> runner = make_served_runner(model, options, num_host_cache_blocks);
   set_preemption_costs(scheduler, model.num_parameters(), runner->cache(),
                        operations_per_byte(runner->is_asynchronous(), options.gpu.types.precision));
+  share_reading(*runner, production.shared_reading);
   runner->warm_up(scheduler.token_budget, scheduler.max_sequences);
   const bool scores = !make_scheduler && scores_prompts(*runner);
   EngineParts parts;

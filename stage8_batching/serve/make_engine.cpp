@@ -1,5 +1,6 @@
 #include "make_engine.h"
 
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -11,9 +12,11 @@
 #include <limits>
 #include <optional>
 
+#include "../production/host_cache/host_cache_runner.h"
 #include "../production/host_cache/host_cache_scheduler.h"
 #include "../production/scoring/prompt_scores.h"
 #include "../production/scoring/row_scoring.h"
+#include "../production/shared_reading/shared_reading.h"
 #include "../production/speculation/speculating_engine.h"
 #include "common/app/notes.h"
 #include "common/base/platform.h"
@@ -33,6 +36,22 @@ void add_production_options(common::Command& command, ProductionOptions& options
   command.option(
       "--host-cache", [&options](const std::string& text) { options.host_cache_bytes = common::parse_memory(text); },
       "host's memory for cached blocks that the pool evicts, such as 16GiB, 600MiB or 24e9 (default: none)");
+  command.flag_off("--no-shared-reading", options.shared_reading,
+                   "let each sequence read all of its blocks, also those that several of a step begin with");
+}
+
+std::vector<common::Counter> counters_of(Engine& engine) {
+  std::vector<common::Counter> result = engine.counters();
+  const common::SharedReadingFigures figures = shared_reading_figures(engine);
+  const CacheSize& cache = engine.cache();
+  const auto saved = static_cast<double>(figures.blocks_saved * cache.block_size * cache.bytes_per_slot);
+  for (std::size_t i = 0; figures.steps > 0 && i < result.size(); ++i) {
+    if (result[i].name == "kv_bytes_read") {
+      result[i].value -= saved;
+      result.insert(result.begin() + static_cast<std::ptrdiff_t>(i) + 1, {"kv_bytes_shared", saved});
+    }
+  }
+  return result;
 }
 
 #ifdef COURSE_PRODUCTION
@@ -89,6 +108,29 @@ std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
   return scheduler == nullptr ? std::span<const BlockCopy>() : scheduler->host_cache().pending_copies();
 }
 
+namespace {
+
+// Null if the runner cannot.
+SharedReading* shared_reading(Runner& runner) {
+  auto* const outer = dynamic_cast<HostCacheRunner*>(&runner);
+  return dynamic_cast<SharedReading*>(outer != nullptr ? &outer->inner() : &runner);
+}
+
+}  // namespace
+
+bool share_reading(Runner& runner, bool enabled) {
+  SharedReading* const reading = shared_reading(runner);
+  if (reading != nullptr) {
+    reading->share(enabled);
+  }
+  return reading != nullptr;
+}
+
+common::SharedReadingFigures shared_reading_figures(Engine& engine) {
+  const SharedReading* const reading = shared_reading(engine.runner());
+  return reading != nullptr ? reading->figures() : common::SharedReadingFigures();
+}
+
 bool scores_prompts(const Runner& runner) { return dynamic_cast<const RowScoring*>(&runner) != nullptr; }
 
 GenerationRequest in_fewest_steps(GenerationRequest request) {
@@ -124,6 +166,10 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {}; }
 
 std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return {}; }
+
+bool share_reading(Runner& /*runner*/, bool /*enabled*/) { return false; }
+
+common::SharedReadingFigures shared_reading_figures(Engine& /*engine*/) { return {}; }
 
 bool scores_prompts(const Runner& /*runner*/) { return false; }
 

@@ -1,9 +1,11 @@
-// Chooses the engine. Only this file knows production/speculation/ and production/host_cache/.
+// Chooses the engine. Only this file knows production/speculation/, production/host_cache/ and
+// production/shared_reading/.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "../engine.h"
 #include "common/app/command.h"
@@ -21,9 +23,10 @@ struct ProductionOptions {
   int num_drafts = 0;  // as for make_engine()
   // Memory of the host for the prefix cache's second tier (HOST_CACHE.md), in bytes; 0: there is none.
   std::int64_t host_cache_bytes = 0;
+  bool shared_reading = true;  // as for share_reading()
 };
 
-// The options --speculate and --host-cache. `options` must live as long as the command.
+// The options --speculate, --host-cache and --no-shared-reading. `options` must live as long as the command.
 void add_production_options(common::Command& command, ProductionOptions& options);
 
 // How many blocks of the model's K and V the second tier has. Throws InputError if the memory is less than one block,
@@ -48,6 +51,16 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 common::HostCacheFigures host_cache_figures(const Engine& engine);
 // The second tier's copies that are carried out before the next step.
 std::span<const BlockCopy> host_cache_copies(const Engine& engine);
+
+// Whether the runner reads the blocks that several sequences of a step begin with once (SHARED_READING.md), from the
+// next step on: from the start, if it can. Returns whether it can.
+bool share_reading(Runner& runner, bool enabled);
+
+// Of the engine's runner; zeros if it cannot.
+common::SharedReadingFigures shared_reading_figures(Engine& engine);
+
+// The engine's counters, with the bytes that were read in fact.
+std::vector<common::Counter> counters_of(Engine& engine);
 
 // Whether make_engine() makes an engine of this runner that scores prompts: log-probabilities from the steps that
 // compute them.

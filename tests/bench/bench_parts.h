@@ -31,6 +31,7 @@ void print_decode_speed(const KernelBenchOptions& options, std::ostream& output)
 void print_ragged_speed(std::ostream& output);
 void print_chunk_speed(std::ostream& output);
 void print_mixed_speed(std::ostream& output);
+void print_shared_speed(std::ostream& output);
 void print_cache_speed(std::ostream& output);
 void print_sampling_speed(std::ostream& output);
 void print_product_speed(std::ostream& output);

@@ -18,8 +18,9 @@ void contiguous_attention(const Pages& cache, const BatchArrays& batch, const vo
   const common::DecodeWorkspace parts =
       common::decode_workspace(workspace, shape.num_workers, shape.group, cache.shape.head_dim, batch.num_sequences);
   const common::NewRows none;
+  const common::PrefixResults no_prefixes;
   common::choose_query_tiles<ScalarType::kBFloat16, 128, true>(
-      {cache, batch, queries, none, output, parts, shape, stream,
+      {cache, batch, queries, none, no_prefixes, output, parts, shape, stream,
        options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone});
 }
 

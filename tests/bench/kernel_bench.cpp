@@ -25,9 +25,10 @@ double print_machine(const common::Stream& stream, const Pool& pool, std::ostrea
 
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options) {
   if (which != "decode" && which != "ragged" && which != "chunks" && which != "mixed" && which != "cache" &&
-      which != "float8" && which != "sampling" && which != "products" && which != "all") {
+      which != "shared" && which != "float8" && which != "sampling" && which != "products" && which != "all") {
     throw common::InputError(
-        "kernels to measure are decode, ragged, chunks, mixed, cache, float8, sampling, products or all, not " + which);
+        "kernels to measure are decode, ragged, chunks, mixed, shared, cache, float8, sampling, products or all, not " +
+        which);
   }
   if (!common::has_cuda_device()) {
     throw common::InputError("measuring kernels needs a GPU of compute capability 8.0 or newer");
@@ -43,6 +44,9 @@ void print_kernel_speed(const std::string& which, std::ostream& output, const Ke
   }
   if (which == "mixed") {
     print_mixed_speed(output);
+  }
+  if (which == "shared") {
+    print_shared_speed(output);
   }
   if (which == "cache" || which == "all") {
     print_cache_speed(output);

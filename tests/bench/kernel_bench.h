@@ -22,7 +22,8 @@ struct KernelBenchOptions {
 // malformed, they throw common::InputError.
 void print_ladder(std::ostream& output, const KernelBenchOptions& options = {});
 
-// which: decode, ragged, cache, chunks, mixed (decodes beside a chunk), float8 (its attention beside bfloat16's),
+// which: decode, ragged, cache, chunks, mixed (decodes beside a chunk), shared (prefixes of decodes, read
+// once or for each), float8 (its attention beside bfloat16's),
 // sampling (of tokens), products (of a layer), or all: the first three.
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options = {});
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "common/paged/shared_reading.h"
 #include "tests/gpu/gpu_paged_batch.h"
 #include "tests/gpu/gpu_values.h"
 #include "tests/support/compare.h"
@@ -83,6 +84,8 @@ struct BatchSpec {
   unsigned seed = 1;
   std::vector<float> value_sizes = {1.0F};  // what V is multiplied by, token by token, over and over
   std::vector<float> score_shifts = {};     // what is added to each score, in units of log2(e): token by token, alike
+  std::vector<common::SharedPrefix> shared =
+      {};  // of each, the first sequence's blocks are the others' first blocks too
 };
 
 // A batch with K and V written into shuffled pages.
@@ -96,6 +99,20 @@ class GpuBatch : public PagedBatch {
  private:
   std::size_t kv_columns() const {
     return static_cast<std::size_t>(spec_.num_kv_heads) * static_cast<std::size_t>(spec_.head_dim);
+  }
+
+  // The sequence whose first blocks are also this one's, and how many they are.
+  struct SharedBlocks {
+    std::size_t source = 0;
+    int count = 0;
+  };
+  SharedBlocks shared_blocks(std::size_t sequence) const {
+    for (const auto& [sequences, num_blocks] : spec_.shared) {
+      if (std::find(sequences.begin() + 1, sequences.end(), static_cast<int>(sequence)) != sequences.end()) {
+        return {static_cast<std::size_t>(sequences.front()), num_blocks};
+      }
+    }
+    return {};
   }
 
   BatchSpec spec_;
@@ -139,13 +156,21 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
   std::vector<int> slots;
   std::vector<float> all_keys;
   std::vector<float> all_values;
+  std::vector<std::ptrdiff_t> begins;  // of each sequence, in these two
   for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
     const int length = spec_.context_lengths[s];
     table_end -= (length + spec_.block_size - 1) / spec_.block_size + 1;
     table_starts[s] = table_end;
     int* table = &tables[static_cast<std::size_t>(table_end)];
-    for (int i = 0; i * spec_.block_size < length; ++i, ++next) {
+    begins.push_back(static_cast<std::ptrdiff_t>(all_keys.size()));
+    const auto [source, num_shared] = shared_blocks(s);
+    for (int i = 0; i * spec_.block_size < length; ++i) {
+      if (i < num_shared) {
+        table[i] = tables[static_cast<std::size_t>(table_starts[source] + i)];
+        continue;
+      }
       table[i] = spec_.first_block + (spec_.in_order ? static_cast<int>(next) : order[next]);
+      ++next;
     }
     for (int position = 0; position < length; ++position) {
       slots.push_back(table[position / spec_.block_size] * spec_.block_size + position % spec_.block_size);
@@ -164,6 +189,9 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
       values[i] *= std::sqrt(static_cast<float>(length));
       values[size - 1 - i] *= std::sqrt(static_cast<float>(length));
     }
+    const std::size_t shared_size = static_cast<std::size_t>(num_shared * spec_.block_size) * kv_columns();
+    std::copy_n(all_keys.begin() + begins[source], shared_size, keys.begin());
+    std::copy_n(all_values.begin() + begins[source], shared_size, values.begin());
     host_keys_.push_back(stored(keys, spec_.type, spec_.head_dim));
     host_values_.push_back(stored(values, spec_.type, spec_.head_dim));
     all_keys.insert(all_keys.end(), keys.begin(), keys.end());

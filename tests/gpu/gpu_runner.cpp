@@ -54,6 +54,68 @@ const std::vector<common::GpuTypes> kCacheTypes = {
 
 }  // namespace
 
+#ifdef COURSE_PRODUCTION
+
+TEST_CASE("GPU: sequences that read a shared prefix together get what they get apart") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Two prompts of 64 tokens, and of each three sequences, which stand among each other; then a sequence leaves and
+  // another one, without a prefix, comes: a recorded step is replayed with another plan.
+  constexpr int kPrompt = 64;
+  tests::BuiltRunner together(bundled().llama, shape_of(80), {.types = kCacheTypes[1]}, 128, 8);
+  tests::BuiltRunner apart(bundled().llama, shape_of(80), {.types = kCacheTypes[1]}, 128, 8);
+  REQUIRE(together.set_reading_costs({.block = 1}));
+  apart.share(false);
+  const auto run = [&](const stage::RaggedBatch& step) {
+    together.enqueue(step);
+    apart.enqueue(step);
+    // Another order of sums, of bfloat16 weights: as between sequences in a step and alone.
+    CHECK(compare(together.logits(), apart.logits(), 0.25F) == kNoDifference);
+  };
+  const auto iota = [](int first, int count) {
+    std::vector<int> numbers(static_cast<std::size_t>(count));
+    std::iota(numbers.begin(), numbers.end(), first);
+    return numbers;
+  };
+  for (const int prompt : {0, 1}) {  // in blocks 0 to 3, and 4 to 7
+    run(make_step(some_tokens(kPrompt, 7 + prompt), {}, iota(0, kPrompt), iota(prompt * kPrompt, kPrompt), {0, kPrompt},
+                  {kPrompt}, iota(prompt * 4, 4), {0, 4}, {kPrompt - 1}));
+  }
+  CHECK(together.figures().steps == 0);
+  constexpr int kSteps = 20;
+  for (int i = 0; i < kSteps; ++i) {
+    stage::RaggedBatch step;
+    const int num_sequences = i < kSteps / 2 ? 6 : 7;
+    for (int s = 0; s < num_sequences; ++s) {
+      const bool is_new = s == 6;
+      const int position = is_new ? i - kSteps / 2 : kPrompt + i;
+      std::vector<int> table = is_new ? std::vector<int>{} : iota(s % 2 * 4, 4);
+      for (int block = 0; static_cast<int>(table.size()) * 16 <= position; ++block) {
+        table.push_back(8 + s * 8 + block);
+      }
+      if (i >= kSteps / 2 && s == 2) {  // it reads the prompt of the others now
+        std::iota(table.begin(), table.begin() + 4, 4);
+      }
+      step.tokens.push_back(some_tokens(1, 100 + i * 8 + s).front());
+      step.positions.push_back(position);
+      step.slot_mapping.push_back(table.back() * 16 + position % 16);
+      step.context_lengths.push_back(position + 1);
+      step.block_tables.insert(step.block_tables.end(), table.begin(), table.end());
+      step.table_starts.push_back(static_cast<int>(step.block_tables.size()));
+      step.query_starts.push_back(s + 1);
+      step.logits_rows.push_back(s);
+    }
+    CAPTURE(i);
+    run(step);
+  }
+  CHECK(together.figures().steps == kSteps);
+  CHECK(together.figures().blocks_saved == kSteps * 4 * 4);
+  CHECK(apart.figures().steps == 0);
+}
+
+#endif
+
 TEST_CASE("GPU: sequences that share a step get what they get alone") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

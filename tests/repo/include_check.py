@@ -31,7 +31,9 @@ DECLARED = re.compile(r"^(?:(?:class|struct) (\w+)(?: final)?(?: :|\s*\{)"
 # A later folder may include earlier ones. The longest name that fits counts.
 LAYERS = ["common/base", "common/math", "common/model", "common/cuda", "common/cuda/runtime", "common/cuda/several",
           "common/cuda/model", "common/paged", "common/app", "common/serving"]
-INTERFACE = ("common/paged/page_shape", "common/paged/paged_kernels", "common/paged/checks")
+INTERFACE = ("common/paged/page_shape", "common/paged/paged_kernels", "common/paged/checks",
+             "common/paged/shared_reading",  # for production/ on a CPU too
+             "common/paged/shared_plan", "common/paged/shared_attention")  # for production/ on a GPU
 LAST_ROWS = ("ladder/production", "ladder/prompt_production")
 
 

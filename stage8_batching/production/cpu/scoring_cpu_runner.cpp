@@ -7,12 +7,10 @@
 
 namespace stage8 {
 
-ScoringCpuRunner::ScoringCpuRunner(const common::Llama& model, const KvCacheShape& shape, const std::string& reason)
-    : CpuRunner(model, shape, reason), model_(model) {}
-
 common::Matrix ScoringCpuRunner::forward(const RaggedBatch& batch) {
   const std::vector<common::ScoredRow> rows = take_rows();
-  common::Matrix hidden = model_.config().has_windows() ? windowed_forward(batch) : CpuRunner::forward(batch);
+  common::Matrix hidden =
+      model_.config().has_windows() ? windowed_forward(batch) : SharedReadingCpuRunner::forward(batch);
   common::score_rows(model_, hidden, rows);
   return hidden;
 }
@@ -20,10 +18,13 @@ common::Matrix ScoringCpuRunner::forward(const RaggedBatch& batch) {
 common::Matrix ScoringCpuRunner::windowed_forward(const RaggedBatch& batch) {
   return model_.forward(batch.tokens, batch.positions,
                         [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
-                          kv_cache().write(layer, batch.slot_mapping, k, v);
+                          kv_cache_.write(layer, batch.slot_mapping, k, v);
+                          if (on_layer_) {
+                            on_layer_(layer);
+                          }
                           const int window = model_.config().window_of(layer);
-                          return window > 0 ? windowed_attention(kv_cache(), layer, q, batch, window)
-                                            : attention(kv_cache(), layer, q, batch);
+                          return window > 0 ? windowed_attention(kv_cache_, layer, q, batch, window)
+                                            : attention(kv_cache_, layer, q, batch);
                         });
 }
 

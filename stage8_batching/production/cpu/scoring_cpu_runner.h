@@ -1,18 +1,15 @@
-// A CpuRunner that also scores rows of a step, piece by piece, from the hidden states of its pass, and that computes
-// layers with windows (../windows/windowed_attention.h).
+// A runner on the CPU that also scores rows of a step, piece by piece, from the hidden states of its pass, and that
+// computes layers with windows (../windows/windowed_attention.h): there, every sequence reads alone.
 #pragma once
 
-#include <string>
-
-#include "../../cpu_runner.h"
 #include "../scoring/row_scoring.h"
+#include "shared_reading_cpu_runner.h"
 
 namespace stage8 {
 
-class ScoringCpuRunner : public CpuRunner, public RowScoring {
+class ScoringCpuRunner : public SharedReadingCpuRunner, public RowScoring {
  public:
-  // As CpuRunner.
-  ScoringCpuRunner(const common::Llama& model, const KvCacheShape& shape, const std::string& reason);
+  using SharedReadingCpuRunner::SharedReadingCpuRunner;
 
  protected:
   common::Matrix forward(const RaggedBatch& batch) override;
@@ -20,8 +17,6 @@ class ScoringCpuRunner : public CpuRunner, public RowScoring {
  private:
   // As CpuRunner::forward(), with the model's windows.
   common::Matrix windowed_forward(const RaggedBatch& batch);
-
-  const common::Llama& model_;
 };
 
 }  // namespace

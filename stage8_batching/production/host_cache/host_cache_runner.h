@@ -15,6 +15,7 @@ class HostCacheRunner : public Runner {
   // The last blocks of the inner runner's host blocks are the host cache's.
   HostCacheRunner(std::unique_ptr<Runner> inner, std::shared_ptr<HostCache> host_cache);
 
+  Runner& inner() { return *inner_; }
   const CacheSize& cache() const override { return size_; }  // without the host cache's blocks
   void copy_blocks(std::span<const BlockCopy> copies) override;
   StepId enqueue(const RaggedBatch& batch) override;

@@ -1,0 +1,34 @@
+// What a runner is that reads the blocks that several sequences of a step begin with once, for all of their queries
+// (SHARED_READING.md). On a CPU: ../cpu/shared_reading_cpu_runner.h.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "../../batch.h"
+#include "common/paged/shared_reading.h"
+#include "common/serving/pool_snapshot.h"
+
+namespace stage8 {
+
+class SharedReading {
+ public:
+  virtual ~SharedReading() = default;
+
+  // From the next step on; false: each sequence reads all of its blocks.
+  void share(bool enabled) { is_enabled_ = enabled; }
+  const common::SharedReadingFigures& figures() const { return figures_; }
+
+ protected:
+  // The groups of the step's sequences that read together.
+  std::vector<common::SharedPrefix> groups_of(const RaggedBatch& batch, int block_size,
+                                              const common::ReadingCosts& costs) const;
+  // Counts a step that has read so.
+  void count(std::span<const common::SharedPrefix> groups);
+
+ private:
+  bool is_enabled_ = true;
+  common::SharedReadingFigures figures_;
+};
+
+}  // namespace
