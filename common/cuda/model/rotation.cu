@@ -79,14 +79,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The same without norms of heads. A thread has 16 bytes of each of kTokensAtOnce tokens, so that their loads are in
-// flight together, and the rows' scales are loaded once.
+// flight together, and the rows' scales are loaded once. It divides only once: with a division for each pair, half of
+// its instructions were divisions'.
 constexpr int kTokensAtOnce = 4;
 template <typename Scalar>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     rotate_rows_kernel(Rotary rotary, SumScales scales, int num_tokens, Scalar* qkv, Scalar* q) {
   using Vec = Vec16<Scalar>;
   constexpr int kPairs = Vec::kElements / 2;
-  __shared__ float2 turns[kTokensAtOnce][kMaxHeadDim / 2];
+  __shared__ float2 turns[kTokensAtOnce * kMaxHeadDim / 2];  // [count, half]
   allow_next_launch();
   wait_for_previous_launch();
   const bool is_scaled = scales.tokens != nullptr;
@@ -107,26 +108,30 @@ __global__ void __launch_bounds__(kThreads)
       vecs[i].bits = __ldcg(reinterpret_cast<const uint4*>(source + std::int64_t{i} * num_cols));
     }
   }
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < count * half; i += kThreads) {
-    turns[i / half][i % half] = __ldcg(rotary.rotation + std::int64_t{first_token} * half + i);
-  }
-  __syncthreads();
-  if (column >= used_cols) {
-    return;
+    turns[i] = __ldcg(rotary.rotation + std::int64_t{first_token} * half + i);
   }
   int places[kPairs];  // of a pair's turn; -1: it is of V
   float2 factors[kPairs];
   float2 biases[kPairs];
+  int place = column / 2 % half;
 #pragma unroll
   for (int pair = 0; pair < kPairs; ++pair) {
     const int row = column + 2 * pair;
-    places[pair] = row < num_rotated ? row / 2 % half : -1;
+    places[pair] = row < num_rotated ? place : -1;
+    place = place + 1 == half ? 0 : place + 1;
     factors[pair] = {1.0F, 1.0F};
-    if (is_scaled) {
+    if (is_scaled && row < used_cols) {
       const std::uint32_t exponents = *reinterpret_cast<const std::uint16_t*>(scales.row_exponents + row);
       factors[pair] = {power_of(exponents, 0), power_of(exponents, 1)};
     }
-    biases[pair] = rotary.bias == nullptr ? float2{} : *reinterpret_cast<const float2*>(rotary.bias + row);
+    const bool is_biased = rotary.bias != nullptr && row < used_cols;
+    biases[pair] = is_biased ? *reinterpret_cast<const float2*>(rotary.bias + row) : float2{};
+  }
+  __syncthreads();
+  if (column >= used_cols) {
+    return;
   }
 #pragma unroll
   for (int i = 0; i < kTokensAtOnce; ++i) {
@@ -138,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int pair = 0; pair < kPairs; ++pair) {
       const float2 value = {vecs[i][2 * pair] * (token_scales[i] * factors[pair].x) + biases[pair].x,
                             vecs[i][2 * pair + 1] * (token_scales[i] * factors[pair].y) + biases[pair].y};
-      const float2 turn = places[pair] < 0 ? float2{1.0F, 0.0F} : turns[i][places[pair]];
+      const float2 turn = places[pair] < 0 ? float2{1.0F, 0.0F} : turns[i * half + places[pair]];
       pairs[pair] = make_pair<Scalar>(value.x * turn.x - value.y * turn.y, value.x * turn.y + value.y * turn.x);
     }
     Scalar* const destination = column < rotary.q_rows ? q + std::int64_t{first_token + i} * rotary.q_rows + column
