@@ -283,6 +283,9 @@ void read_windows(const Gguf& file, const std::string& prefix, int default_perio
     config.window_rope_freq_base =
         static_cast<float>(read_positive(file, base, static_cast<double>(config.window_rope_freq_base)));
   }
+  if (window == 0) {
+    config.window_rope_freq_base = 0.0F;  // no layer has a window, nor a rotation for it
+  }
   const bool has_effect = window < config.context_length && config.global_period != 1;
   config.window = has_effect ? static_cast<int>(window) : 0;
 }
@@ -773,7 +776,7 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
       normalise_heads(q, layer.q_norm, config.rms_epsilon);
       normalise_heads(k, layer.k_norm, config.rms_epsilon);
     }
-    const bool is_apart = config.window_of(index) > 0 && !weights.window_frequencies.empty();
+    const bool is_apart = !config.sees_all(index) && !weights.window_frequencies.empty();
     rotate(q, is_apart ? window_rotation : rotation, config.rotates_halves);
     rotate(k, is_apart ? window_rotation : rotation, config.rotates_halves);
     const Matrix attended = attention(index, q, k, v);

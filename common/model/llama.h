@@ -47,7 +47,8 @@ struct LlamaConfig {
   int global_period = 0;
 
   int num_queries_per_kv() const { return num_heads / num_kv_heads; }
-  int window_of(int layer) const { return global_period > 0 && (layer + 1) % global_period == 0 ? 0 : window; }
+  bool sees_all(int layer) const { return global_period > 0 && (layer + 1) % global_period == 0; }
+  int window_of(int layer) const { return sees_all(layer) ? 0 : window; }
   bool has_windows() const { return window > 0 && window < context_length; }  // of any effect
 };
 

@@ -81,8 +81,8 @@ struct RaggedWorkspace {
 
 // Computes the tasks of a plan; parts are not joined. order: nullptr, or row r of a task's queries is number
 // order[first_query + r / group] of `queries`; then all tasks are partial, and there is no output, and the kernel may
-// start while the previous launch still runs, which may write the queries and nothing else that is read or written here.
-// beside_previous: see RaggedOptions.
+// start while the previous launch still runs, which may write the queries and nothing else that is read or written
+// here. beside_previous: see RaggedOptions.
 void attend_tasks(const Pages& pages, const BatchArrays& batch, const void* queries, const int* order, void* output,
                   const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream);
 

@@ -127,6 +127,7 @@ SharedPlan plan_shared_reading(const StepTables& step, std::span<const SharedPre
   int next_place = 0;
   for (const Group& group : groups) {
     const std::vector<int>& sequences = group.prefix->sequences;
+    plan.prefixes.push_back({sequences, group.num_tokens / step.block_size});
     const std::int64_t units = units_of(group.num_tokens);
     const int num_parts = divide_up(static_cast<int>(units), part_units);
     const auto first_query = static_cast<int>(plan.order.size());

@@ -46,11 +46,12 @@ SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch);
 ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads);
 
 struct SharedPlan {
-  std::vector<RaggedTask> tasks;  // of one kv head; the longest come first
-  std::vector<PrefixRows> rows;   // [num_sequences]
-  std::vector<int> order;         // the sequences of one prefix after the other's
-  std::vector<int> own_lengths;   // [num_sequences]: the tokens behind the prefix
-  std::vector<int> own_starts;    // [num_sequences]: where the tables of these begin
+  std::vector<SharedPrefix> prefixes;  // those that are read together, as far as they are
+  std::vector<RaggedTask> tasks;       // of one kv head; the longest come first
+  std::vector<PrefixRows> rows;        // [num_sequences]
+  std::vector<int> order;              // the sequences of one prefix after the other's
+  std::vector<int> own_lengths;        // [num_sequences]: the tokens behind the prefix
+  std::vector<int> own_starts;         // [num_sequences]: where the tables of these begin
 };
 
 // step: decodes, one query each. A sequence has one prefix at most, and a token behind it. What a prefix has beyond the

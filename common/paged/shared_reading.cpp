@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "common/base/check.h"
 
@@ -47,6 +48,8 @@ class Search {
       const Member member{static_cast<int>(i), num_blocks, tables.block_tables.data() + tables.table_starts[i],
                           num_queries * costs.query};
       if (num_queries > 0 && gain(member, num_blocks) > 0) {
+        COMMON_CHECK(tables.table_starts[i] + std::int64_t{num_blocks} <= std::ssize(tables.block_tables),
+                     "the block table covers the context");
         members_.push_back(member);
       }
     }

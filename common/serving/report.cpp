@@ -67,7 +67,7 @@ std::string report_table(const ServedEngine& engine, const Tally& tally, const s
                                                        static_cast<long long>(status.host_cache.restored)));
   }
   if (const SharedReadingFigures& shared = status.shared_reading; shared.steps > 0) {
-    add("shared blocks read once, and reads saved",
+    add("shared blocks read once, reads saved",
         format("%lld, %lld", static_cast<long long>(shared.blocks_read), static_cast<long long>(shared.blocks_saved)));
   }
   return table.to_string() + "\n" + times.to_string();

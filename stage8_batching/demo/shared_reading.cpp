@@ -79,7 +79,8 @@ struct Run {
 Run serve(const common::Llama& model, const Workload& workload, const EngineOptions& options, bool shares) {
   std::unique_ptr<Runner> runner = make_runner(model, options);
   if (!share_reading(*runner, shares)) {
-    throw common::InputError("this build, or several GPUs, read no blocks together");
+    throw common::InputError(
+        "no blocks are read together in this build, with these types of numbers, or with several GPUs");
   }
   Engine engine(model, options, std::move(runner));
   const auto run_to_end = [&] {
@@ -128,6 +129,9 @@ void print_reading(const common::Session& session, const SharedReadingOptions& o
   const common::TokenSource source(session, model.config().vocab_size);
   EngineOptions sized = options.engine;
   const int length = options.prefix_tokens + options.own_tokens + options.reply_tokens;
+  if (const int context = max_context(model.config(), sized); length > context) {
+    throw common::InputError(common::format("texts of %d tokens are longer than the context of %d", length, context));
+  }
   const int blocks = options.num_texts * (blocks_needed(length, sized.block_size) + 1);
   sized.num_slots = options.engine.num_slots.value_or(2 * blocks * sized.block_size);  // beams hold two generations
   sized.scheduler.max_sequences = std::max(sized.scheduler.max_sequences, options.num_texts);

@@ -65,21 +65,24 @@ std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatc
   if (plans_ == nullptr || batch.tokens.size() != batch.num_sequences()) {
     return {};
   }
-  std::vector<common::SharedPrefix> groups = groups_of(batch, plans_->shape().block_size, plans_->costs());
-  if (!groups.empty()) {
-    plans_->upload(static_cast<std::size_t>((last().value + 1) % 2), batch, groups, padded_sequences(batch), stream());
+  const std::vector<common::SharedPrefix> groups = groups_of(batch, plans_->shape().block_size, plans_->costs());
+  if (groups.empty()) {
+    return {};
   }
-  return groups;
+  const auto which = static_cast<std::size_t>((last().value + 1) % 2);
+  return plans_->upload(which, batch, groups, padded_sequences(batch), stream());
 }
 
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
-  groups_ = plan_sharing(batch);
   const std::vector<common::ScoredRow> rows = take_rows();
+  groups_ = plan_sharing(batch);
   if (scorer_ == nullptr && !rows.empty()) {
     scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);
   }
   if (scorer_ == nullptr) {
-    return GpuRunner::enqueue(batch);
+    const StepId own = GpuRunner::enqueue(batch);
+    count(groups_);
+    return own;
   }
   const StepId next{last().value + 1};
   const auto which = static_cast<std::size_t>(next.value % 2);
@@ -92,6 +95,7 @@ StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
     skip_to({next.value - 1});
     throw;
   }
+  count(groups_);
   return next;
 }
 
@@ -119,7 +123,6 @@ void RecordingRunner::launch(const StepCounts& counts) {
   launch_recorded(counts);
   if (!groups_.empty()) {
     plans_->end(which, stream());
-    count(groups_);
   }
 }
 

@@ -1,8 +1,9 @@
 // A GpuRunner that launches a step with one token for each sequence as a whole: the first step of a size is recorded as
 // a CUDA graph, and later ones replay the graph with other numbers in the inputs. A step has five launches for each
-// layer and four more; one by one, they take the host longer than they take the GPU. The same holds for a step with a
-// few tokens of one sequence and a row of logits for each of them (SPECULATION.md); with several sequences, there are
-// too many sizes to record. And tokens are drawn on the device (device_sampler.h), and rows scored (row_scorer.h).
+// layer (six if sequences read together) and four more; one by one, they take the host longer than they take the GPU.
+// The same holds for a step with a few tokens of one sequence and a row of logits for each of them (SPECULATION.md);
+// with several sequences, there are too many sizes to record. And tokens are drawn on the device (device_sampler.h),
+// and rows scored (row_scorer.h).
 #pragma once
 
 #include <map>
@@ -28,6 +29,7 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
                   int max_sequences, const common::PagedKernels& kernels,
                   const std::optional<common::MemoryShare>& share = {}, common::Communicator* peers = nullptr);
 
+  bool can_share() const override { return plans_ != nullptr; }
   StepId enqueue(const RaggedBatch& batch) override;
   StepResult wait(StepId step) override;
 
@@ -35,7 +37,7 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
   void warm_up(int max_tokens, int max_sequences) override;
 
   // For tests. Steps recorded so far: after warm_up, no step with one token for each of up to max_sequences sequences
-  // is recorded any more.
+  // is recorded any more, but the first of a size whose sequences read together.
   int num_recorded_steps() const { return static_cast<int>(steps_.size()); }
   // For tests: what reading together costs, in place of what it costs on this device. False: these kernels can't.
   bool set_reading_costs(const common::ReadingCosts& costs);

@@ -1,5 +1,9 @@
 #include "shared_plans.h"
 
+#include <utility>
+
+#include "common/base/check.h"
+
 namespace stage8 {
 namespace {
 
@@ -21,20 +25,26 @@ common::SharedShape SharedPlans::shape_for(int num_sequences) const {
   return common::shared_shape(shape_, {.num_sequences = num_sequences, .num_heads = num_heads_});
 }
 
-void SharedPlans::upload(std::size_t which, const RaggedBatch& batch, std::span<const common::SharedPrefix> groups,
-                         int num_sequences, const common::Stream& stream) {
+std::vector<common::SharedPrefix> SharedPlans::upload(std::size_t which, const RaggedBatch& batch,
+                                                      std::span<const common::SharedPrefix> groups, int num_sequences,
+                                                      const common::Stream& stream) {
+  const common::SharedShape shape = shape_for(num_sequences);
+  common::SharedPlan plan = common::plan_shared_reading({.context_lengths = batch.context_lengths,
+                                                         .query_starts = batch.query_starts,
+                                                         .block_tables = batch.block_tables,
+                                                         .table_starts = batch.table_starts,
+                                                         .block_size = shape_.block_size},
+                                                        groups, shape);
+  if (plan.prefixes.empty()) {
+    return {};
+  }
   Buffers& own = buffers_[which];
   own.read.wait();
-  const common::SharedShape shape = shape_for(num_sequences);
   const common::SharedArrays arrays = common::shared_arrays(own.host.data(), num_sequences, shape);
-  const common::SharedPlan plan = common::plan_shared_reading({.context_lengths = batch.context_lengths,
-                                                               .query_starts = batch.query_starts,
-                                                               .block_tables = batch.block_tables,
-                                                               .table_starts = batch.table_starts,
-                                                               .block_size = shape_.block_size},
-                                                              groups, shape);
+  COMMON_CHECK(arrays.bytes <= own.host.size(), "a step has at most as many sequences as were announced");
   common::write_plan(plan, arrays, num_sequences, shape);
   CUDA_CHECK(cudaMemcpyAsync(own.device.data(), own.host.data(), arrays.bytes, cudaMemcpyHostToDevice, stream.get()));
+  return std::move(plan.prefixes);
 }
 
 }  // namespace

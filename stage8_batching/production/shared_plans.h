@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "../batch.h"
 #include "common/cuda/runtime/device.h"
@@ -22,10 +23,11 @@ class SharedPlans {
   const common::ReadingCosts& costs() const { return costs_; }
   void set_costs(const common::ReadingCosts& costs) { costs_ = costs; }
 
-  // Copies the plan of a step that is computed with num_sequences sequences to the device. Waits until the last step
-  // that used these buffers has read its own.
-  void upload(std::size_t which, const RaggedBatch& batch, std::span<const common::SharedPrefix> groups,
-              int num_sequences, const common::Stream& stream);
+  // Copies the plan of a step that is computed with num_sequences sequences to the device, after the last step that
+  // used these buffers has read its own. Returns what the plan reads together; if that is nothing, nothing is copied.
+  std::vector<common::SharedPrefix> upload(std::size_t which, const RaggedBatch& batch,
+                                           std::span<const common::SharedPrefix> groups, int num_sequences,
+                                           const common::Stream& stream);
   // What has been enqueued in the stream so far reads the plan.
   void end(std::size_t which, const common::Stream& stream) { buffers_[which].read.record(stream); }
   const void* data(std::size_t which) const { return buffers_[which].device.data(); }

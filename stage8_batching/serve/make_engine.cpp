@@ -123,7 +123,7 @@ bool share_reading(Runner& runner, bool enabled) {
   if (reading != nullptr) {
     reading->share(enabled);
   }
-  return reading != nullptr;
+  return reading != nullptr && reading->can_share();
 }
 
 common::SharedReadingFigures shared_reading_figures(Engine& engine) {

@@ -115,7 +115,10 @@ def serve(load, name, make_command, folder):
     return rows
 
 
-def write(path, machine, commit, versions, rows, options):
+def opened(path, machine, options):
+    """What the file has, with the figure's command. InputError if this run's rows do not belong into it."""
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"{path}: there is no such folder")
     content = {"machine": machine, "figures": {}}
     if path.exists():
         content = compare_engines.load_results(path)
@@ -125,10 +128,18 @@ def write(path, machine, commit, versions, rows, options):
     command = ("python3 tests/bench/conversation_turns.py " + ("--cpu " if options.cpu else f"--model {options.model} ") +
                f"--kv-cache {options.kv_cache} --conversations {options.conversations} --tokens {options.tokens} "
                f"--turns {options.turns} --message {options.message} --reply {options.reply} "
-               f"--clients {options.clients} --pool {options.pool:g}")
+               f"--clients {options.clients} --pool {options.pool:g} --seed {options.seed}" +
+               (f" --host-gib {options.host_gib:g}" if options.host_gib else ""))
     if figure["rows"] and figure.get("command") != command:
         raise InputError(f"{path} is of another load ({figure.get('command')}): name another file")
-    figure |= {"date": datetime.date.today().isoformat(), "commit": commit, "command": command}
+    figure["command"] = command
+    return content
+
+
+def write(path, machine, commit, versions, rows, options):
+    content = opened(path, machine, options)
+    figure = content["figures"][FIGURE]
+    figure |= {"date": datetime.date.today().isoformat(), "commit": commit}
     if versions:
         figure["versions"] = versions
     figure["rows"] |= rows
@@ -145,6 +156,7 @@ def measure(options):
         raise InputError(f"there is no program {options.program}: build it, or name it with --program")
     machine = "a CPU" if options.cpu else compare_engines.machine_text()
     commit = options.commit or compare_engines.commit_text()
+    opened(options.json, machine, options)  # what is wrong with it is told before minutes are measured
     versions = {} if options.cpu else compare_engines.vllm_versions(options.python)
     load, figure, num_failed = Load(options), None, 0
     say(f"{machine}, commit {commit}: {options.conversations} conversations of up to {load.longest:,} tokens, a pool of "
@@ -195,6 +207,8 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if min(options.conversations, options.tokens, options.turns, options.message, options.reply, options.clients) < 1:
         parser.error("numbers are 1 or more")
+    if options.cpu and options.kv_cache != "auto":
+        parser.error("--kv-cache is for GPUs")
     if not 0 < options.pool <= 1 or (options.host_gib is not None and not 0 < options.host_gib < math.inf):
         parser.error("--pool is a part of 1, and --host-gib above 0")
     signal.signal(signal.SIGTERM, compare_engines.stop)

@@ -123,9 +123,12 @@ class ConversationTurns(unittest.TestCase):
 
     def test_figures_of_another_load_stay_in_their_file(self):
         self.run_main("--engines", "without")
-        code, output = self.run_main("--engines", "without", "--clients", "2")
-        self.assertEqual(code, 1)
-        self.assertIn("another load", output)
+        self.log.unlink()
+        for other in (["--clients", "2"], ["--host-gib", "1"], ["--seed", "2"]):
+            code, output = self.run_main("--engines", "without", *other)
+            self.assertEqual(code, 1)
+            self.assertIn("another load", output)
+        self.assertFalse(self.log.exists())  # told before anything is measured
 
     def test_without_vllm_and_on_a_cpu_the_others_are_skipped(self):
         code, output = self.run_main("--cpu", "--engines", "with,vllm")
@@ -135,11 +138,12 @@ class ConversationTurns(unittest.TestCase):
 
     def test_what_makes_no_sense_is_one_line(self):
         for arguments, word in ((["--engines", "tier"], "tier"), (["--model", "llama"], "llama"),
-                                (["--program", "/nowhere/stage8"], "/nowhere/stage8")):
+                                (["--program", "/nowhere/stage8"], "/nowhere/stage8"),
+                                (["--json", "/nowhere/turns.json"], "no such folder")):
             code, output = self.run_main(*arguments)
             self.assertEqual(code, 1)
             self.assertTrue(output.startswith("error: ") and word in output, output)
-        for arguments in (["--pool", "0"], ["--turns", "0"], ["--host-gib", "nan"]):
+        for arguments in (["--pool", "0"], ["--turns", "0"], ["--host-gib", "nan"], ["--cpu", "--kv-cache", "fp8"]):
             with self.assertRaises(SystemExit):
                 self.run_main(*arguments)
 

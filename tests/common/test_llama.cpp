@@ -368,6 +368,10 @@ TEST_CASE("Gemma 3 against float64", "[llama][windows]") {
     tiny.global_period = 2;
     check_against_float64(tiny);
   }
+  SECTION("with a window that hides nothing, and still says how its layers rotate") {
+    tiny.window = 64;  // the context
+    check_against_float64(tiny);
+  }
   SECTION("with rotations slowed in layers that see all") {
     tiny.scaling = "linear";
     check_against_float64(tiny);

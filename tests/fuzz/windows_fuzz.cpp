@@ -4,6 +4,7 @@
 // failure prints:
 //
 //   build/tests/windows_fuzz_stage8 --cases 300 --seed 1
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -78,12 +79,18 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   common::set_num_threads(1);  // they would wait for each other longer than they compute
   Random random(seed);
   const common::Llama model = tests::windowed_model(between(random, 1, 24), random.below(4) == 0 ? 2 : 0);
-  tests::WindowedServing windowed(random_options(random), model);
-  tests::Serving& serving = windowed.serving;
+  tests::ServingOptions options = random_options(random);
   std::vector<stage::GenerationRequest> tasks;
+  int most = 0;
   for (int left = between(random, 3, 8); left > 0; --left) {
     tasks.push_back(random_task(random));
+    most = std::max(most, stage::max_slots_of(tasks.back().request, tasks.back().num_samples, options.block_size));
   }
+  if (random.below(3) == 0) {  // no block more than the largest task is promised
+    options.num_blocks = most / options.block_size;
+  }
+  tests::WindowedServing windowed(options, model);
+  tests::Serving& serving = windowed.serving;
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {

@@ -66,6 +66,8 @@ TEST_CASE("GPU: sequences that read a shared prefix together get what they get a
   tests::BuiltRunner together(bundled().llama, shape_of(80), {.types = kCacheTypes[1]}, 128, 8);
   tests::BuiltRunner apart(bundled().llama, shape_of(80), {.types = kCacheTypes[1]}, 128, 8);
   REQUIRE(together.set_reading_costs({.block = 1}));
+  CHECK(together.can_share());
+  CHECK_FALSE(tests::BuiltRunner(bundled().llama, shape_of(80), {}, 128, 8).can_share());  // float32
   apart.share(false);
   const auto run = [&](const stage::RaggedBatch& step) {
     together.enqueue(step);

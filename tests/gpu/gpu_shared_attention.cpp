@@ -273,6 +273,15 @@ TEST_CASE("Shared reading: a plan has every row of every prefix once, and every 
     CAPTURE(round, block_size, task_rows, shape.group, shape.num_kv_heads, shape.num_workers, shape.max_tasks);
     REQUIRE(static_cast<int>(plan.tasks.size()) <= shape.max_tasks);
     REQUIRE(plan.rows.size() == lengths.size());
+    // What the plan says that it reads together is what no sequence reads by itself.
+    std::int64_t num_together = 0;
+    for (const SharedPrefix& prefix : plan.prefixes) {
+      num_together += std::ssize(prefix.sequences) * prefix.num_blocks * block_size;
+    }
+    for (std::size_t s = 0; s < lengths.size(); ++s) {
+      num_together -= lengths[s] - plan.own_lengths[s];
+    }
+    REQUIRE(num_together == 0);
     // Each sequence finds, in the places that its rows name, results over tokens 0 … n - 1, and the rest is its own.
     std::set<std::pair<int, int>> rows_taken;  // place of a part, row
     for (int s = 0; s < num_sequences; ++s) {

@@ -284,6 +284,14 @@ TEST_CASE("windows: a text holds the window's blocks, however long it is", "[win
   }
 }
 
+TEST_CASE("windows: several samples run in the blocks that they were promised", "[windows]") {
+  // Three samples share one block that stands in. With one each, three would be taken for the two of the prompt.
+  const Llama model = tests::windowed_model(4);
+  tests::WindowedServing windowed({.num_blocks = 8}, model);
+  windowed.serving.submit({tests::make_request(8, 6), 3});
+  CHECK(windowed.serving.run() == kNoProblem);
+}
+
 TEST_CASE("windows: more texts run at once than have room as wholes", "[windows]") {
   const Llama model = tests::windowed_model(8);
   tests::ServingOptions options{.num_blocks = 40};

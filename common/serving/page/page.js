@@ -271,7 +271,7 @@ function showSnapshot(snapshot) {
   const counts = `${places.size} in tables, ${shared} of them shared, ${snapshot.cached.size} cached, ${Math.max(0, free)} free`;
   showWords($("pool-count"), `${sizes.blocks} blocks of ${sizes.block_size} slots` + (sizes.blocks > kMaxDrawn ? ` (the first ${kMaxDrawn} are drawn)` : ""));
   $("host").hidden = $("host-legend").hidden = sizes.host_blocks === 0;
-  $("tier").hidden = sizes.tier_blocks === 0;
+  $("tier").hidden = !sizes.tier_blocks;
   $("pool").setAttribute("aria-label", `Map of the pool's blocks: ${counts}. Arrow keys move from block to block.`);
   const text = regionsSentence(snapshot, places);
   if (text !== shownRegions) {
@@ -401,7 +401,7 @@ function showSizes(sizes) {
   }
   $("swap").checked = sizes.host_blocks > 0;
   for (const button of document.querySelectorAll("[data-needs-drafts]")) button.disabled = !hasControls || sizes.max_drafts === 0;
-  for (const button of document.querySelectorAll("[data-needs-tier]")) button.hidden = sizes.tier_blocks === 0;
+  for (const button of document.querySelectorAll("[data-needs-tier]")) button.hidden = !sizes.tier_blocks;
   $("restore").hidden = !hasControls || !sizes.is_changed;
   $("restore").textContent = `Back to ${sizes.slots_at_start} slots`;
 }

@@ -188,6 +188,7 @@ function placesOf(snapshot) {
       const request = snapshot.requests.get(id);
       for (const sequence of request?.sequences.values() ?? []) {
         sequence.blocks.forEach((block, index) => {
+          if (index > 0 && sequence.blocks[index - 1] === block) return;  // it stands in for blocks behind a window
           const list = places.get(block);
           const place = {request, sequence, index};
           if (list) list.push(place); else places.set(block, [place]);

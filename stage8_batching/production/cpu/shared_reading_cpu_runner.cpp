@@ -12,22 +12,26 @@ constexpr common::ReadingCosts kCosts{.block = 1};
 
 }  // namespace
 
+StepId SharedReadingCpuRunner::enqueue(const RaggedBatch& batch) {
+  groups_.clear();
+  const StepId step = CpuRunner::enqueue(batch);
+  count(groups_);
+  return step;
+}
+
 common::Matrix SharedReadingCpuRunner::forward(const RaggedBatch& batch) {
-  const std::vector<common::SharedPrefix> groups = groups_of(batch, cache().block_size, kCosts);
-  if (groups.empty()) {
+  groups_ = groups_of(batch, cache().block_size, kCosts);
+  if (groups_.empty()) {
     return CpuRunner::forward(batch);
   }
-  common::Matrix hidden =
-      model_.forward(batch.tokens, batch.positions,
-                     [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
-                       kv_cache_.write(layer, batch.slot_mapping, k, v);
-                       if (on_layer_) {
-                         on_layer_(layer);
-                       }
-                       return attention(kv_cache_, layer, q, batch, groups);
-                     });
-  count(groups);
-  return hidden;
+  return model_.forward(batch.tokens, batch.positions,
+                        [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
+                          kv_cache_.write(layer, batch.slot_mapping, k, v);
+                          if (on_layer_) {
+                            on_layer_(layer);
+                          }
+                          return attention(kv_cache_, layer, q, batch, groups_);
+                        });
 }
 
 }  // namespace

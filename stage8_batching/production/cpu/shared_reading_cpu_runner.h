@@ -1,6 +1,8 @@
 // A runner on the CPU that reads shared blocks once.
 #pragma once
 
+#include <vector>
+
 #include "../../cpu_runner.h"
 #include "../shared_reading/shared_reading.h"
 
@@ -10,8 +12,13 @@ class SharedReadingCpuRunner : public CpuRunner, public SharedReading {
  public:
   using CpuRunner::CpuRunner;
 
+  StepId enqueue(const RaggedBatch& batch) override;
+
  protected:
   common::Matrix forward(const RaggedBatch& batch) override;
+
+ private:
+  std::vector<common::SharedPrefix> groups_;  // of the step that is computed now
 };
 
 }  // namespace

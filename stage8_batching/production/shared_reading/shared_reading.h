@@ -15,6 +15,7 @@ class SharedReading {
  public:
   virtual ~SharedReading() = default;
 
+  virtual bool can_share() const { return true; }
   // From the next step on; false: each sequence reads all of its blocks.
   void share(bool enabled) { is_enabled_ = enabled; }
   const common::SharedReadingFigures& figures() const { return figures_; }

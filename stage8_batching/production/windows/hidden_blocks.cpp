@@ -16,24 +16,27 @@ int num_hidden_blocks(int length, int window, int block_size) {
   return std::max(0, std::min(first_seen / block_size, length / block_size - 1));
 }
 
-void free_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window, int num_unpublished) {
+int free_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window, int num_unpublished, int stand_in) {
   const int num_hidden = num_hidden_blocks(manager.length(sequence) - num_unpublished, window, manager.block_size());
-  if (num_hidden < 2) {
-    return;
-  }
   const std::vector<int>& table = manager.block_table(sequence);
-  const bool has_stand_in = table[0] == table[1];  // no other block is in a table twice
-  if (!has_stand_in && !manager.allocate(kHolder, 1)) {
-    return;
+  if (table.size() > 1 && table[0] == table[1]) {  // no other block is in a table twice
+    stand_in = table[0];
   }
-  const int stand_in = has_stand_in ? table[0] : manager.block_table(kHolder)[0];
+  const bool is_new = stand_in < 0;
+  if (num_hidden < (is_new ? 2 : 1) || (is_new && !manager.allocate(kHolder, 1))) {
+    return stand_in;
+  }
+  if (is_new) {
+    stand_in = manager.block_table(kHolder)[0];
+  }
   // From the end, as in free(): the last block is the first to be evicted.
   for (int i = num_hidden - 1; i >= 0 && table[static_cast<std::size_t>(i)] != stand_in; --i) {
     manager.replace_block(sequence, i, stand_in);
   }
-  if (!has_stand_in) {
+  if (is_new) {
     manager.free(kHolder);
   }
+  return stand_in;
 }
 
 }  // namespace

@@ -16,9 +16,12 @@ namespace stage8 {
 // them: the next block that is published follows it.
 int num_hidden_blocks(int length, int window, int block_size);
 
-// Frees these blocks of the sequence. The first time there must be two of them, and a block without an owner for their
-// places; otherwise nothing changes. num_unpublished: how many of the last tokens may be in a step in flight, whose
-// blocks are published when it is collected.
-void free_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window, int num_unpublished = 0);
+// Frees these blocks of the sequence. num_unpublished: how many of the last tokens may be in a step in flight, whose
+// blocks are published when it is collected. stand_in: the block that stands in for another sequence of the same
+// request, or -1. Sequences that share blocks share it too: a new one for each could take more than it frees, and more
+// than the request was promised. For a new one, there must be two blocks to free, and one without an owner; otherwise
+// nothing changes. Returns the block to pass on.
+int free_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window, int num_unpublished = 0,
+                       int stand_in = -1);
 
 }  // namespace

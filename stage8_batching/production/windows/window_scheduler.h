@@ -20,9 +20,10 @@ class WindowScheduler : public Base {
 
   ScheduledStep schedule() override {
     for (const std::shared_ptr<SequenceGroup>& group : this->running()) {
+      int stand_in = -1;  // of the group's sequences
       for (const Branch& branch : group->live()) {
         if (this->manager_.contains(branch.sequence)) {
-          free_hidden_blocks(this->manager_, branch.sequence, window_, num_in_flight_);
+          stand_in = free_hidden_blocks(this->manager_, branch.sequence, window_, num_in_flight_, stand_in);
         }
       }
     }
