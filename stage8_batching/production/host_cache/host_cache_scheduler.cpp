@@ -16,7 +16,7 @@ HostCacheScheduler::HostCacheScheduler(KvCacheManager& manager, const SchedulerO
 }
 
 ScheduledStep HostCacheScheduler::schedule() {
-  host_cache_->take_over_copies(manager_);
+  take_over_copies();
   return SpeculatingScheduler::schedule();
 }
 

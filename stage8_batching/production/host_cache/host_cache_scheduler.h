@@ -25,6 +25,8 @@ class HostCacheScheduler : public SpeculatingScheduler {
   const HostCache& host_cache() const { return *host_cache_; }
 
  protected:
+  // As HostCache's: before the first block of a step is evicted.
+  void take_over_copies() { host_cache_->take_over_copies(manager_); }
   bool find_room(SequenceGroup& group, const Admission& admission) override;
 
  private:

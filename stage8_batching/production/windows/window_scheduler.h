@@ -19,6 +19,9 @@ class WindowScheduler : public Base {
       : Base(std::forward<Arguments>(arguments)...), window_(window), num_in_flight_(num_in_flight) {}
 
   ScheduledStep schedule() override {
+    if constexpr (requires { this->take_over_copies(); }) {  // a block that stands in may take an evicted one's place
+      this->take_over_copies();
+    }
     for (const std::shared_ptr<SequenceGroup>& group : this->running()) {
       int stand_in = -1;  // of the group's sequences
       for (const Branch& branch : group->live()) {
