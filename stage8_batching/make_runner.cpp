@@ -107,7 +107,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 
 // The same for this model and these options.
 std::string gpu_obstacle(const common::LlamaConfig& config, const EngineOptions& options) {
-  const std::string reason = obstacle(config, cache_shape(config, options), options.gpu);
+  std::string reason = obstacle(config, cache_shape(config, options), options.gpu);
   if (reason.empty() && config.window > 0 && max_context(config, options) > config.window) {
     return "on the GPU, layers that see the last " + std::to_string(config.window) +
            " tokens only are computed in contexts up to that length: --context-length would do";
