@@ -1,6 +1,6 @@
 // Random requests in small pools, to a model whose layers see the last tokens only, with and without layers that see
 // all. A text is compared with that of the same request served alone, by an engine that frees no block before its
-// sequence ends. Whatever nobody may read is NaN (windowed_model.h). Every case is a function of its seed, which a
+// sequence ends. What no query may read is NaN (windowed_model.h). Every case is a function of its seed, which a
 // failure prints:
 //
 //   build/tests/windows_fuzz_stage8 --cases 300 --seed 1

@@ -323,7 +323,7 @@ TEST_CASE("Shared reading: a plan has every row of every prefix once, and every 
       }
       REQUIRE(next_token == num_shared);
     }
-    // No task computes rows that nobody asks for.
+    // No task computes rows that no sequence has.
     int num_rows = 0;
     for (const common::RaggedTask& task : plan.tasks) {
       num_rows += (task.end_row - task.first_row) / shape.group;

@@ -1,4 +1,4 @@
-// A small model whose layers see the last tokens only, and a runner in which whatever nobody may read is NaN.
+// A small model whose layers see the last tokens only, and a runner in which what no query may read is NaN.
 #pragma once
 
 #include <limits>

@@ -1,8 +1,8 @@
 // Blocks that no query will see again, because every layer has the same window: they are freed while their sequence
 // lives.
 //
-// The table keeps their places, so that positions stay what they are. One block of the sequence's own, to which nobody
-// writes and which is never published, stands in all of them:
+// The table keeps their places, so that positions stay what they are. One block, which is never written to nor
+// published, stands in all of them:
 //
 //   block_size 4, window 6, 13 tokens: the next query sees positions 8 … 13
 //   [7, 1, 3, 5] becomes [2, 2, 3, 5], and 7 and 1 are free or cached
