@@ -107,14 +107,6 @@ void KvCacheManager::release_reserved(SequenceId sequence) {
   }
 }
 
-void KvCacheManager::replace_block(SequenceId sequence, int index, int stand_in) {
-  Sequence& owner = find(sequence);
-  COMMON_CHECK(index >= 0 && index < owner.length / block_size_, "a block that is not full is written to");
-  COMMON_CHECK(reference_count(stand_in) > 0, "a block that stands in has an owner");
-  reference_counts_[static_cast<std::size_t>(stand_in)] += 1;
-  release_block(std::exchange(owner.block_table[static_cast<std::size_t>(index)], stand_in));
-}
-
 int KvCacheManager::max_reservable(SequenceId sequence) const {
   if (!can_reserve({&sequence, 1}, 1)) {
     return 0;

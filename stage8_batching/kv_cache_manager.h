@@ -68,10 +68,6 @@ class KvCacheManager {
   // Frees what is reserved beyond the length, in whole blocks.
   void release_reserved(SequenceId sequence);
 
-  // Takes a full block out of the table, which no later step reads, and puts `stand_in`, which has an owner, in its
-  // place, so that positions stay.
-  void replace_block(SequenceId sequence, int index, int stand_in);
-
   // The largest num_tokens with which reserve() would succeed.
   int max_reservable(SequenceId sequence) const;
 
@@ -147,7 +143,7 @@ class KvCacheManager {
   int reference_count(int block) const { return reference_counts_.at(static_cast<std::size_t>(block)); }
   Usage usage() const;
 
- private:
+ protected:
   struct Sequence {
     std::vector<int> block_table;
     int length = 0;

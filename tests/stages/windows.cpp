@@ -203,9 +203,9 @@ TEST_CASE("windows: a block that is written to, or a stand-in without an owner, 
   const int own = manager.block_table(0).front();
   const int ownerless = manager.free_blocks().front();
   for (const int index : {-1, 2, 3}) {
-    CHECK(tests::is_refused_as_a_bug([&] { manager.replace_block(0, index, own); }));
+    CHECK(tests::is_refused_as_a_bug([&] { stage::replace_block(manager, 0, index, own); }));
   }
-  CHECK(tests::is_refused_as_a_bug([&] { manager.replace_block(0, 0, ownerless); }));
+  CHECK(tests::is_refused_as_a_bug([&] { stage::replace_block(manager, 0, 0, ownerless); }));
   CHECK(pool.ledger(true) == kNoProblem);
 }
 
