@@ -30,6 +30,12 @@ namespace stage8 {
 
 namespace {
 
+// The model's, with the context that the options allow.
+common::LlamaConfig limited(common::LlamaConfig config, const EngineOptions& options) {
+  config.context_length = max_context(config, options);
+  return config;
+}
+
 // num_blocks: from the options, if they have a number of slots.
 KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions& options) {
   KvCacheShape shape;
@@ -98,21 +104,11 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "--tensor-parallel needs production/, which is left out of this build (COURSE_PRODUCTION)";
 #endif
   }
-  return common::has_cuda_device() ? GpuRunner::unsupported(kernels, config, shape, options)
+  return common::has_cuda_device() ? BuiltGpuRunner::unsupported(kernels, config, shape, options)
                                    : common::device_obstacle();
 #else
   return "this program was built without CUDA; 'cmake --preset cuda && cmake --build --preset cuda' builds one with it";
 #endif
-}
-
-// The same for this model and these options.
-std::string gpu_obstacle(const common::LlamaConfig& config, const EngineOptions& options) {
-  std::string reason = obstacle(config, cache_shape(config, options), options.gpu);
-  if (reason.empty() && config.window > 0 && max_context(config, options) > config.window) {
-    return "on the GPU, layers that see the last " + std::to_string(config.window) +
-           " tokens only are computed in contexts up to that length: --context-length would do";
-  }
-  return reason;
 }
 
 std::unique_ptr<Runner> make_cpu_runner(const common::Llama& model, const EngineOptions& options, KvCacheShape shape) {
@@ -155,7 +151,7 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
   if (gpu.device == Device::kCpu && is_exact) {
     return make_cpu_runner(model, options, shape);
   }
-  const std::string reason = gpu_obstacle(model.config(), options);
+  const std::string reason = obstacle(limited(model.config(), options), shape, gpu);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     return make_gpu_runner(model, options, shape);
@@ -189,7 +185,8 @@ std::optional<common::ReadLimit> read_limit([[maybe_unused]] const common::Llama
                                             [[maybe_unused]] const CacheSize& cache) {
 #ifdef COURSE_CUDA
   const GpuOptions& gpu = options.gpu;
-  if (gpu.device != Device::kCpu && gpu_obstacle(model.config(), options).empty()) {
+  const common::LlamaConfig config = limited(model.config(), options);
+  if (gpu.device != Device::kCpu && obstacle(config, cache_shape(config, options), gpu).empty()) {
     return common::device_read_limit(model.config(), gpu.types, cache.bytes_per_slot, gpu.tensor_parallel);
   }
 #endif

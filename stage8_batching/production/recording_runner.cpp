@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,16 @@ common::PageShape page_shape(const KvCacheShape& shape, const GpuOptions& option
 }
 
 }  // namespace
+
+std::string RecordingRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
+                                         const KvCacheShape& shape, const GpuOptions& options) {
+  std::string reason = GpuRunner::unsupported(kernels, config, shape, options);
+  if (reason.empty() && config.has_windows()) {
+    return "on the GPU, layers that see the last " + std::to_string(config.window) +
+           " tokens only are computed in contexts up to that length: --context-length would do";
+  }
+  return reason;
+}
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,

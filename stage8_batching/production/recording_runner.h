@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -24,6 +25,10 @@ namespace stage8 {
 
 class RecordingRunner : public GpuRunner, public RowScoring, public SharedReading {
  public:
+  // As GpuRunner's. The window of a model's layers may not end within the context.
+  static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
+                                 const KvCacheShape& shape, const GpuOptions& options);
+
   // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                   int max_sequences, const common::PagedKernels& kernels,

@@ -34,7 +34,7 @@ std::string TensorParallelRunner::unsupported(const common::PagedKernels& kernel
                            ? "activations in float8 are for a single GPU, without --tensor-parallel"
                            : common::why_not_shared(config, count);
   if (reason.empty()) {
-    reason = GpuRunner::unsupported(kernels, common::shard_config(config, count), shard_shape(shape, count), options);
+    reason = ShardRunner::unsupported(kernels, common::shard_config(config, count), shard_shape(shape, count), options);
   }
   return reason.empty() ? common::NcclGroup::unsupported(count) : reason;
 }

@@ -246,6 +246,25 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
     CHECK(shared.num_recorded_steps() == plain.num_recorded_steps());
   }
 }
+
+TEST_CASE("GPU: a window is computed if the context ends with it, on several GPUs too") {
+  common::LlamaConfig config = bundled().llama.config();
+  config.context_length = 64;
+  const auto reasons = [&] {
+    return std::vector<std::string>{
+        stage::RecordingRunner::unsupported(stage::kPlainKernels, config, shape_of(4), {}),
+        stage::TensorParallelRunner::unsupported(stage::kPlainKernels, config, shape_of(4), {.tensor_parallel = 2})};
+  };
+  const std::vector<std::string> usual = reasons();
+  config.window = 64;
+  CHECK(reasons() == usual);
+  config.window = 63;
+  for (const std::string& reason : reasons()) {
+    CHECK(reason ==
+          "on the GPU, layers that see the last 63 tokens only are computed in contexts up to that length: "
+          "--context-length would do");
+  }
+}
 #endif  // COURSE_PRODUCTION
 
 TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has not seen") {
