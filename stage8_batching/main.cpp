@@ -24,10 +24,9 @@
 #include "demo/compare.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
+#include "demo/production_commands.h"
 #include "demo/sampling_commands.h"
 #include "demo/scene.h"
-#include "demo/shared_reading.h"
-#include "demo/speculation.h"
 #include "demo/steps_by_hand.h"
 #include "engine.h"
 #include "kv_cache.h"
@@ -160,7 +159,7 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape, in
 }  // namespace
 
 int run(int argc, char** argv) {
-  common::Program program(STAGE_NAME, kIdea, windows());
+  common::Program program(STAGE_NAME, kIdea);
   EngineOptions options{.num_slots = std::nullopt};
   int num_drafts = 0;
   const auto start_engine = [&](const common::Session& session) {
@@ -244,11 +243,10 @@ int run(int argc, char** argv) {
   compare_command.remove("--context-length");  // it follows from --max-length
   add_scheduler_options(compare_command, comparison.engine);
 
-  SpeculateOptions speculation;
-  common::Command& speculate_command = add_speculate_command(program, speculation);
-  add_engine_options(speculate_command, speculation.engine);
-  SharedReadingOptions sharing;
-  add_engine_options(add_shared_reading_command(program, sharing), sharing.engine);
+  ProductionDemos demos;
+  for (const auto& [production_command, engine_options] : add_production(program, demos)) {
+    add_engine_options(*production_command, *engine_options);
+  }
 
   int demo_slots = 32;
   int demo_block_size = 4;

@@ -227,10 +227,10 @@ Session load(const SessionOptions& options) {
                                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   const auto opened = std::make_shared<const Gguf>(open_model(options.model_path));
   const Gguf& file = *opened;
-  Session session{file.name(), Llama(file, options.windows), Tokenizer(file), {}, {}};
+  Session session{file.name(), Llama(file, *options.windows), Tokenizer(file), {}, {}};
   session.file = opened;
-  session.windows = options.windows;
-  if (const int window = session.model.config().window; window > 0 && options.windows == Windows::kUnknown) {
+  session.windows = *options.windows;
+  if (const int window = session.model.config().window; window > 0 && session.windows == Windows::kUnknown) {
     print_note("layers of this model see the last " + format_count(window) +
                " tokens only, which this program does not compute: the context ends there");
   }
@@ -522,14 +522,13 @@ void add_sampling_options(Command& command, SessionOptions& options) {
 
 }  // namespace
 
-Program::Program(std::string name, const std::string& idea, Windows windows)
-    : name_(std::move(name)), windows_(windows), command_line_(name_, idea) {
-  bench_options_.session.windows = windows;
+Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {
+  bench_options_.session.windows = &windows_;
 }
 
 Command& Program::add_generate(StartEngine start) {
   const auto options = std::make_shared<GenerateOptions>();
-  options->session.windows = windows_;
+  options->session.windows = &windows_;
   Command& command = command_line_.add("generate", "Generate text: for --prompt, or for the course's fixed workload",
                                        [this, options, start = std::move(start)] { generate(name_, *options, start); });
   add_model_options(command, options->session);
@@ -551,7 +550,7 @@ Command& Program::add_generate(StartEngine start) {
 Command& Program::add_chat(StartEngine start) {
   const auto all = std::make_shared<ChatCommandOptions>();
   SessionOptions* const options = &all->session;
-  options->windows = windows_;
+  options->windows = &windows_;
   options->max_new_tokens = 0;  // not given
   options->sampling.temperature = 0.7F;
   options->sampling.top_k = 40;
@@ -574,7 +573,7 @@ Command& Program::add_chat(StartEngine start) {
 Command& Program::add_session_command(const std::string& name, const std::string& description,
                                       std::function<void(const Session&)> run, const SessionInput& input) {
   const auto options = std::make_shared<SessionOptions>();
-  options->windows = windows_;
+  options->windows = &windows_;
   options->sampling = input.default_sampling;
   Command& command =
       command_line_.add(name, description, [options, run = std::move(run), before_loading = input.before_loading] {

@@ -28,7 +28,7 @@ struct SessionOptions {
   int sample_index = 0;
   std::vector<std::string> stop_strings;
   int num_logprobs = 0;
-  Windows windows = Windows::kUnknown;  // what the stage's attention does with a model that has some
+  const Windows* windows = nullptr;  // the program's
 };
 
 // Which of `generate`'s options a command has, beside --model and --threads.
@@ -41,8 +41,13 @@ struct SessionInput {
 
 class Program {
  public:
-  // name: "stage1"; idea: one sentence for --help; windows: what the stage's attention does with a model that has some.
-  Program(std::string name, const std::string& idea, Windows windows = Windows::kUnknown);
+  // name: "stage1"; idea: one sentence for --help.
+  Program(std::string name, const std::string& idea);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // What the attention of all commands does with a model that has windows, if it knows them.
+  void set_windows(Windows windows) { windows_ = windows; }
 
   // `generate`: text for --prompt, or for the fixed workload. The stage may add options to the returned command.
   Command& add_generate(StartEngine start);
@@ -90,7 +95,7 @@ class Program {
              const std::function<AttentionTarget(const AttentionShape&)>& attention);
 
   std::string name_;
-  Windows windows_;
+  Windows windows_ = Windows::kUnknown;
   CommandLine command_line_;
   Command* bench_command_ = nullptr;
   BenchOptions bench_options_;
