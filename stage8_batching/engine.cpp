@@ -128,11 +128,12 @@ int Engine::context_length() const { return max_context(model_.config(), options
 
 std::vector<common::Counter> Engine::counters() const {
   const PrefixStatistics& prefix = manager_.prefix_cache().statistics();
+  const std::int64_t kv_bytes_read = reporter_.totals().num_read * cache().bytes_per_slot;
   std::vector<common::Counter> counters = counters_of(reporter_.totals());
   counters.insert(counters.end(), {{"forward_passes", static_cast<double>(forward_passes_)},
                                    {"slots_total", static_cast<double>(*options_.num_slots)},
                                    {"kv_bytes_per_token", static_cast<double>(cache().bytes_per_slot)},
-                                   {"kv_bytes_read", static_cast<double>(kv_bytes_read_)},
+                                   {"kv_bytes_read", static_cast<double>(kv_bytes_read)},
                                    {"blocks_copied", static_cast<double>(blocks_copied_)},
                                    {"prefix_lookups", static_cast<double>(prefix.lookups)},
                                    {"prefix_hits", static_cast<double>(prefix.hits)},
@@ -350,9 +351,6 @@ StepId Engine::forward(const RaggedBatch& batch) {
 
   const StepId step = runner_->enqueue(batch);
   forward_passes_ += 1;
-  for (const int length : batch.context_lengths) {
-    kv_bytes_read_ += cache().bytes_per_slot * length;
-  }
   return step;
 }
 

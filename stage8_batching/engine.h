@@ -151,7 +151,6 @@ class Engine {
   std::function<void(const RaggedBatch&)> on_pass_;
   std::optional<Step> in_flight_;  // the previous step, until its results are collected
   std::int64_t forward_passes_ = 0;
-  std::int64_t kv_bytes_read_ = 0;
   std::int64_t blocks_copied_ = 0;
 };
 

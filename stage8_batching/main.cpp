@@ -174,7 +174,7 @@ int run(int argc, char** argv) {
         make_engine(session.model, sized, make_runner(session.model, sized), num_drafts);
     return [engine](std::span<const common::Request> requests, const common::OnToken& on_token) {
       std::vector<common::Completion> completions = engine->run(requests, on_token);
-      return common::RunResult{std::move(completions), counters_of(*engine), engine->timing()};
+      return common::RunResult{std::move(completions), engine->counters(), engine->timing()};
     };
   };
   for (common::Command* command : {&program.add_generate(start_engine), &program.add_chat(start_engine)}) {

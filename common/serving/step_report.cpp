@@ -32,6 +32,8 @@ void StepTotals::add(const StepReport& report) {
     }
   }
   accepted += report.num_accepted;
+  num_read += report.num_read;
+  bytes_saved += report.bytes_saved;
   timing.decode_tokens += report.num_accepted;
   steps += 1;
   tokens += report.num_tokens;
@@ -61,6 +63,9 @@ std::vector<Counter> counters_of(const StepTotals& totals) {
         {"tokens_a_step_with_drafts",
          1.0 + static_cast<double>(totals.accepted) / static_cast<double>(totals.drafted)}};
     counters.insert(counters.end(), of_drafts.begin(), of_drafts.end());
+  }
+  if (totals.bytes_saved > 0) {
+    counters.push_back({"kv_bytes_shared", static_cast<double>(totals.bytes_saved)});
   }
   return counters;
 }

@@ -42,6 +42,7 @@ struct StepReport {
   int num_accepted = 0;          // drafts that have become text, of all sequences
   std::vector<bool> is_chunk;    // by sequence: whether other steps compute the rest of what the cache lacks
   std::int64_t num_read = 0;     // tokens whose K and V the attention has read
+  std::int64_t bytes_saved = 0;  // of K and V: what more it would have read if no sequences had read together
   std::vector<int> served;       // the requests in the batch, in order of arrival
   std::vector<int> num_served;   // how many tokens each of them got
   std::vector<int> admitted;
@@ -68,6 +69,8 @@ struct StepTotals {
   std::int64_t drafted = 0;   // how often a sequence has computed drafts
   std::int64_t drafts = 0;    // these drafts
   std::int64_t accepted = 0;  // drafts that have become text
+  std::int64_t num_read = 0;
+  std::int64_t bytes_saved = 0;
   std::int64_t slots_reserved = 0;
   std::int64_t slots_used = 0;
   std::int64_t running = 0;

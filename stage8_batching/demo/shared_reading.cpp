@@ -82,34 +82,34 @@ Run serve(const common::Llama& model, const Workload& workload, const EngineOpti
     throw common::InputError(
         "no blocks are read together in this build, with these types of numbers, or with several GPUs");
   }
-  Engine engine(model, options, std::move(runner));
+  const std::unique_ptr<Engine> engine = make_engine(model, options, std::move(runner), 0);
   const auto run_to_end = [&] {
-    while (engine.step()) {
+    while (engine->step()) {
     }
   };
   const auto bytes_read = [&] {
-    return static_cast<std::int64_t>(common::counter(counters_of(engine), "kv_bytes_read"));
+    return static_cast<std::int64_t>(common::counter(engine->counters(), "kv_bytes_read"));
   };
   if (!workload.first.empty()) {
     GenerationRequest first;
     first.request.prompt = workload.first;
     first.request.max_new_tokens = 1;
-    engine.submit(first);
+    engine->submit(first);
     run_to_end();
   }
   Run result;
-  result.is_exact = !engine.runner().is_asynchronous();
+  result.is_exact = !engine->runner().is_asynchronous();
   const std::int64_t bytes_before = bytes_read();
   const double begin = common::now_seconds();
   std::vector<int> ids;
   for (const GenerationRequest& request : workload.requests) {
-    ids.push_back(engine.submit(request));
+    ids.push_back(engine->submit(request));
   }
   run_to_end();
   result.seconds = common::now_seconds() - begin;
   result.bytes_read = bytes_read() - bytes_before;
   for (const int id : ids) {
-    const RequestOutput& output = engine.output(id);
+    const RequestOutput& output = engine->output(id);
     if (!output.error.empty()) {
       throw common::InputError(output.error);
     }

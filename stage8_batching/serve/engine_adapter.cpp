@@ -290,9 +290,6 @@ void EngineAdapter::count_step() {
     const int largest = std::max(source, destination);  // blocks behind those for swapping are the second tier's
     blocks_moved_ += largest >= cache.num_blocks && largest < cache.num_blocks + cache.num_host_blocks ? 1 : 0;
   }
-  const std::int64_t saved = shared_reading_figures(engine_).blocks_saved;
-  last_step_.num_read -= (saved - blocks_saved_) * engine_.cache().block_size;
-  blocks_saved_ = saved;
 }
 
 // If the request has ended, reports that to its client, and forgets the request.

@@ -59,7 +59,7 @@ class EngineAdapter : public common::ServedEngine {
   bool is_idle() const override { return engine_.is_idle(); }
   const common::StepReport& last_step() const override { return last_step_; }
 
-  std::vector<common::Counter> counters() const override { return counters_of(engine_); }
+  std::vector<common::Counter> counters() const override { return engine_.counters(); }
   std::optional<common::ReadLimit> measure_read_limit() override;
 
  private:
@@ -82,7 +82,6 @@ class EngineAdapter : public common::ServedEngine {
   std::int64_t prompt_tokens_ = 0;         // of requests that have been admitted and looked up in the prefix cache
   std::int64_t prompt_tokens_found_ = 0;   // of these, in the cache at that time
   std::int64_t blocks_moved_ = 0;          // between the pool and the host's memory
-  std::int64_t blocks_saved_ = 0;          // that several sequences of a step have read once
   std::vector<common::BlockMove> copies_;  // of the current step
   bool is_in_step_ = false;
 };

@@ -40,20 +40,6 @@ void add_production_options(common::Command& command, ProductionOptions& options
                    "let each sequence read all of its blocks, also those that several of a step begin with");
 }
 
-std::vector<common::Counter> counters_of(Engine& engine) {
-  std::vector<common::Counter> result = engine.counters();
-  const common::SharedReadingFigures figures = shared_reading_figures(engine);
-  const CacheSize& cache = engine.cache();
-  const auto saved = static_cast<double>(figures.blocks_saved * cache.block_size * cache.bytes_per_slot);
-  for (std::size_t i = 0; figures.steps > 0 && i < result.size(); ++i) {
-    if (result[i].name == "kv_bytes_read") {
-      result[i].value -= saved;
-      result.insert(result.begin() + static_cast<std::ptrdiff_t>(i) + 1, {"kv_bytes_shared", saved});
-    }
-  }
-  return result;
-}
-
 #ifdef COURSE_PRODUCTION
 
 common::Windows windows() { return common::Windows::kComputed; }

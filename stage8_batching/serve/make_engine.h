@@ -59,9 +59,6 @@ bool share_reading(Runner& runner, bool enabled);
 // Of the engine's runner; zeros if it cannot.
 common::SharedReadingFigures shared_reading_figures(Engine& engine);
 
-// The engine's counters, with the bytes that were read in fact.
-std::vector<common::Counter> counters_of(Engine& engine);
-
 // Whether make_engine() makes an engine of this runner that scores prompts: log-probabilities from the steps that
 // compute them.
 bool scores_prompts(const Runner& runner);

@@ -202,6 +202,8 @@ TEST_CASE("tally: drafts are no tokens of the reply until they are accepted, and
   step.num_queries = {4, 2};
   step.num_drafts = {3, 1};
   step.num_accepted = 2;
+  step.num_read = 20;
+  step.bytes_saved = 256;
   step.is_chunk = {false, false};
   step.usage = {16, 12, 11, 0};
   step.scheduling_seconds = 0.25;
@@ -218,6 +220,8 @@ TEST_CASE("tally: drafts are no tokens of the reply until they are accepted, and
   CHECK(common::counter(counters, "drafts") == 8.0);
   CHECK(common::counter(counters, "drafts_accepted") == 4.0);
   CHECK(common::counter(counters, "tokens_a_step_with_drafts") == 2.0);
+  CHECK(tally.steps.num_read == 40);
+  CHECK(common::counter(counters, "kv_bytes_shared") == 512.0);
   const common::ServerState state{.tally = tally, .status = {}, .sizes = {16, 4, 8}};
   const std::string text = common::metrics_text(state, "m");
   CHECK(text.find("vllm:spec_decode_num_draft_tokens_total{model_name=\"m\"} 8\n") != std::string::npos);

@@ -17,21 +17,18 @@
 
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
+#include "tests/fuzz/requests.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/sanitizers.h"
 
 namespace {
 
 using common::Random;
+using tests::between;
 using tests::FuzzCounts;
 using tests::FuzzFailure;
 
 constexpr int kDefaultCases = tests::kSanitized ? 100 : 1000;
-
-int between(Random& random, int least, int most) {
-  return least +
-         static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
-}
 
 // A token as a letter, so that a stop string may end within a run of accepted drafts.
 std::string letters(std::span<const common::Token> tokens) {
@@ -196,8 +193,12 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::vector<bool> has_accepted(tasks.size());
   serving.on_token = [&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; };
   std::string order;
-  serving.engine.on_pass(
-      [&](const stage::RaggedBatch& batch) { order = order.empty() ? problem_of_order(batch) : order; });
+  std::int64_t num_read = 0;  // tokens, by each sequence
+  serving.engine.on_pass([&](const stage::RaggedBatch& batch) {
+    order = order.empty() ? problem_of_order(batch) : order;
+    num_read = std::accumulate(batch.context_lengths.begin(), batch.context_lengths.end(), num_read);
+  });
+  std::int64_t bytes_saved = 0;
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
@@ -218,6 +219,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
       counts.add("drafts", num_drafts);
     }
     counts.add("accepted", report.num_accepted);
+    bytes_saved += report.bytes_saved;
     std::string problem = serving.problem();
     problem = problem.empty() ? problem_of_drafts(serving) : problem;
     problem = problem.empty() ? order : problem;
@@ -239,13 +241,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     if (const std::string found = difference(output, plain.engine.output(static_cast<int>(id))); !found.empty()) {
       throw FuzzFailure(common::format("request %zu: ", id) + found);
     }
-    std::size_t written = 0;
-    for (const common::Completion& completion : output.completions) {
-      written += completion.tokens.size();
-    }
-    if (!tasks[id].length_penalty.has_value() && static_cast<std::size_t>(streamed[id]) != written) {
-      throw FuzzFailure(common::format("request %zu has %zu tokens, and %d were streamed", id, written, streamed[id]));
-    }
+    tests::check_streamed(static_cast<int>(id), tasks[id], output, streamed[id]);
     const bool is_sampled = tasks[id].request.sampling.temperature > 0.0F;
     const bool accepts = has_accepted[id];
     counts.add("texts", static_cast<long long>(output.completions.size()));
@@ -253,6 +249,11 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     counts.add("several samples with accepted drafts", tasks[id].num_samples > 1 && accepts ? 1 : 0);
     counts.add("log-probabilities with accepted drafts", tasks[id].request.num_logprobs > 0 && accepts ? 1 : 0);
     counts.add("stopped with accepted drafts", output.finish_reason == common::FinishReason::kStop && accepts ? 1 : 0);
+  }
+  counts.add("bytes read once", bytes_saved);
+  if (static_cast<std::int64_t>(common::counter(serving.engine.counters(), "kv_bytes_read")) + bytes_saved !=
+      num_read * serving.engine.cache().bytes_per_slot) {
+    throw FuzzFailure("the bytes that are reported as read, and as read once, are not those of the passes");
   }
   counts.add("prefix hits", static_cast<long long>(common::counter(serving.engine.counters(), "prefix_hits")));
   if (const std::string problem = serving.leak(); !problem.empty()) {
@@ -263,10 +264,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return tests::run_fuzz({argv + 1, argv + argc},
-                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 40, .min_seeds = 99},
-                         FuzzCounts({"texts", "drafts", "accepted", "sampled texts with accepted drafts",
-                                     "several samples with accepted drafts", "log-probabilities with accepted drafts",
-                                     "stopped with accepted drafts", "swapped out", "recomputed", "prefix hits"}),
-                         run_case);
+  return tests::run_fuzz(
+      {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 40, .min_seeds = 99},
+      FuzzCounts({"texts", "drafts", "accepted", "sampled texts with accepted drafts",
+                  "several samples with accepted drafts", "log-probabilities with accepted drafts",
+                  "stopped with accepted drafts", "swapped out", "recomputed", "bytes read once", "prefix hits"}),
+      run_case);
 }

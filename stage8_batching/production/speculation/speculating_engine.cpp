@@ -34,10 +34,11 @@ TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Ru
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
                                      std::unique_ptr<Runner> runner, Clock& clock, const MakeScheduler& make_scheduler,
-                                     RowScoring* scoring)
+                                     RowScoring* scoring, const SharedReading* sharing)
     : Engine(model, options, std::move(runner), clock, make_scheduler),
       speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)),
-      scoring_(scoring) {}
+      scoring_(scoring),
+      sharing_(sharing) {}
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
@@ -48,6 +49,7 @@ Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
     scoring_->score_next(std::move(scored));
   }
   step.enqueued(forward(batch), batch.logits_rows.size(), !speculating_.is_awaited() && may_run_ahead(step));
+  report_reads(batch.num_tokens() - step.batch().num_tokens());
   return step;
 }
 
@@ -162,6 +164,17 @@ void SpeculatingEngine::report_drafts(const std::vector<ScheduledGroup>& groups)
   }
 }
 
+void SpeculatingEngine::report_reads(int num_drafts) noexcept {
+  StepReport& report = reporter_.report();
+  report.num_read += num_drafts;
+  if (sharing_ != nullptr) {
+    const std::int64_t blocks_saved = sharing_->figures().blocks_saved;
+    const std::int64_t num_saved = (blocks_saved - std::exchange(blocks_saved_, blocks_saved)) * cache().block_size;
+    report.num_read -= num_saved;
+    report.bytes_saved += num_saved * cache().bytes_per_slot;
+  }
+}
+
 void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache) {
   for (const Branch& branch : group.live()) {
     manager.commit(branch.sequence, 1);
@@ -177,6 +190,7 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
                                                            int num_host_cache_blocks) {
   const TokenCost chosen = cost.value_or(token_cost(model, options.gpu, *runner));
   auto* const scoring = dynamic_cast<RowScoring*>(runner.get());
+  const auto* const sharing = dynamic_cast<const SharedReading*>(runner.get());
   std::shared_ptr<HostCache> host_cache;
   if (num_host_cache_blocks > 0) {
     const CacheSize& size = runner->cache();
@@ -203,7 +217,8 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
     }
     return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);
   };
-  return std::make_unique<SpeculatingEngine>(model, options, std::move(runner), clock, make_scheduler, scoring);
+  return std::make_unique<SpeculatingEngine>(model, options, std::move(runner), clock, make_scheduler, scoring,
+                                             sharing);
 }
 
 }  // namespace

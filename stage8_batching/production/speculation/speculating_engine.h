@@ -5,6 +5,7 @@
 // Drafts are in the batch that the runner computes, and nowhere else: the step that is committed does not have them.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,16 +13,18 @@
 
 #include "../../engine.h"
 #include "../scoring/row_scoring.h"
+#include "../shared_reading/shared_reading.h"
 #include "speculating_scheduler.h"
 
 namespace stage8 {
 
 class SpeculatingEngine : public Engine {
  public:
-  // Model and clock must outlive the engine. make_scheduler makes a SpeculatingScheduler. scoring: the runner, or the
-  // one inside of it, if it scores rows.
+  // Model and clock must outlive the engine. make_scheduler makes a SpeculatingScheduler. scoring, sharing: the runner,
+  // or the one inside of it, if it scores rows, and if it reads shared blocks once.
   SpeculatingEngine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner,
-                    Clock& clock, const MakeScheduler& make_scheduler, RowScoring* scoring = nullptr);
+                    Clock& clock, const MakeScheduler& make_scheduler, RowScoring* scoring = nullptr,
+                    const SharedReading* sharing = nullptr);
 
  protected:
   // Enqueues the step's batch, with the rows that are scored (../scoring/prompt_scores.h) and with drafts in it. The
@@ -42,11 +45,15 @@ class SpeculatingEngine : public Engine {
   void add_rows(SequenceId sequence, std::size_t row, int index);
   // Adds the drafts of these groups to the report, unless memory runs out: then it has none.
   void report_drafts(const std::vector<ScheduledGroup>& groups) noexcept;
+  // Corrects what the reporter counts as read: all tokens of the step's sequences, without drafts, by each sequence.
+  void report_reads(int num_drafts) noexcept;
   // The rows behind one draft of each live branch.
   GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
   SpeculatingScheduler& speculating_;  // the engine's scheduler
   RowScoring* scoring_;                // part of the engine's runner; null if it scores no rows
+  const SharedReading* sharing_;       // the same; null if each sequence reads alone
+  std::int64_t blocks_saved_ = 0;      // of its figures: reported so far
   // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.
   RaggedBatch batch_;
   std::map<SequenceId, int> first_rows_;  // where the rows behind a sequence's drafts begin
