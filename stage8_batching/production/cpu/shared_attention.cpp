@@ -15,6 +15,8 @@
 namespace stage8 {
 namespace {
 
+constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
 // Rows of a group, of one sequence or more: a row for each query head of each query that reads a kv head.
 struct Rows {
   int first;
@@ -49,9 +51,10 @@ std::vector<Rows> joined(const std::vector<Rows>& of_sequences, int head_dim) {
   return result;
 }
 
-// Attention of the group's sequences. q, output: all rows of the step.
+}  // namespace
+
 void attend_together(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
-                     const common::SharedPrefix& group, common::Matrix& output) {
+                     const common::SharedPrefix& group, common::Matrix& output, int window) {
   const int head_dim = cache.shape().head_dim;
   const int num_queries_per_kv = cache.shape().num_queries_per_kv();
   const int block_size = cache.shape().block_size;
@@ -94,21 +97,28 @@ void attend_together(const KvCache& cache, int layer, const common::Matrix& q, c
         }
       }
 
-      // As in ../../attention.cpp, from the first block behind the shared ones on.
+      // As in ../../attention.cpp, from the first block behind the shared ones on. With a window, there is a second
+      // end: blocks in front of it are skipped, and scores of the slots in front of it are hidden as those behind the
+      // query are.
       for (std::size_t i = 0; i < of_sequences.size(); ++i) {
         const auto sequence = static_cast<std::size_t>(group.sequences[i]);
         const int context_length = batch.context_lengths[sequence];
         const int num_old = context_length - batch.num_queries(sequence);
-        for (int first = group.num_blocks * block_size; first < context_length; first += block_size) {
+        const int num_seen = window > 0 ? window : context_length;  // by a query at the most
+        const int begin_block = std::max(group.num_blocks, (num_old + 1 - num_seen) / block_size);
+        for (int first = begin_block * block_size; first < context_length; first += block_size) {
           const int slot = batch.block_table(sequence)[static_cast<std::size_t>(first / block_size)] * block_size;
           const int count = std::min(block_size, context_length - first);
+          // Queries before this one lie before the block; those from the end on see none of it any more.
           const int first_query = std::max(0, first - num_old);
-          const int skipped = first_query * num_queries_per_kv;
-          const Rows rows{of_sequences[i].first + skipped, of_sequences[i].count - skipped};
+          const int end_query = std::min(batch.num_queries(sequence), first + count - 1 + num_seen - num_old);
+          const Rows rows{of_sequences[i].first + first_query * num_queries_per_kv,
+                          (end_query - first_query) * num_queries_per_kv};
           auto scores = scores_of(rows, slot, count);
           for (int row = 0; row < rows.count; ++row) {
             const int num_visible = num_old + first_query + row / num_queries_per_kv + 1 - first;
-            scores.row(row).tail(std::max(0, count - num_visible)).setConstant(-std::numeric_limits<float>::infinity());
+            scores.row(row).tail(std::max(0, count - num_visible)).setConstant(kHidden);
+            scores.row(row).head(std::max(0, num_visible - num_seen)).setConstant(kHidden);
           }
           softmax.add(rows.first, scores, cache.values(layer, kv_head, slot, count));
         }
@@ -122,8 +132,6 @@ void attend_together(const KvCache& cache, int layer, const common::Matrix& q, c
     }
   });
 }
-
-}  // namespace
 
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                          std::span<const common::SharedPrefix> groups) {

@@ -16,4 +16,9 @@ namespace stage8 {
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                          std::span<const common::SharedPrefix> groups);
 
+// The part of it for one group, or for one sequence as a group without shared blocks. q, output: all rows of the step.
+// window: if it is not 0, the query at position p sees positions p - window + 1 to p, and there are no shared blocks.
+void attend_together(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
+                     const common::SharedPrefix& group, common::Matrix& output, int window = 0);
+
 }  // namespace
