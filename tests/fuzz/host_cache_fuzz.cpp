@@ -17,6 +17,7 @@
 #include "common/base/parallel.h"
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
+#include "tests/fuzz/requests.h"
 #include "tests/stages/late_runner.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/sanitizers.h"
@@ -29,37 +30,16 @@
 namespace {
 
 using common::Random;
+using tests::between;
 using tests::FuzzCounts;
 using tests::FuzzFailure;
 
 constexpr int kDefaultCases = tests::kSanitized ? 60 : 600;
 
-int between(Random& random, int least, int most) {
-  return least +
-         static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
-}
-
 stage::GenerationRequest random_task(Random& random) {
-  stage::GenerationRequest task;
-  // Few different prompts, so that many begin with the same text.
-  task.request = tests::make_request(between(random, 6, 30), between(random, 1, 14), between(random, 0, 5));
-  task.request.sampling.seed = random.below(1000);
+  stage::GenerationRequest task =
+      tests::random_task(random, {.min_prompt = 6, .max_prompt = 30, .max_reply = 14, .num_texts = 6});
   task.request.cache_salt = random.below(8) == 0 ? 1 : 0;
-  if (random.below(4) == 0) {
-    task.request.num_speculative_tokens = between(random, 1, 4);
-  }
-  switch (random.below(6)) {
-    case 0:
-      task.num_samples = between(random, 2, 3);
-      task.request.sampling.temperature = 1.2F;
-      break;
-    case 1:
-      task.num_samples = between(random, 1, 3);
-      task.length_penalty = 1.0;
-      break;
-    default:
-      break;
-  }
   return task;
 }
 

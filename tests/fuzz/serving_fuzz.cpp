@@ -10,20 +10,17 @@
 
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
+#include "tests/fuzz/requests.h"
 #include "tests/stages/serving_fixtures.h"
 
 namespace {
 
 using common::Random;
+using tests::between;
 using tests::FuzzCounts;
 using tests::FuzzFailure;
 
 constexpr int kDefaultCases = 400;
-
-int between(Random& random, int least, int most) {
-  return least +
-         static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
-}
 
 stage::GenerationRequest random_task(Random& random, int num_kinds) {
   stage::GenerationRequest task;
@@ -115,15 +112,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
         !problem.empty()) {
       throw FuzzFailure(common::format("request %d: ", id) + problem);
     }
-    std::size_t written = 0;
-    for (const common::Completion& completion : output.completions) {
-      written += completion.tokens.size();
-    }
-    if (!task.length_penalty.has_value() &&
-        static_cast<std::size_t>(streamed[static_cast<std::size_t>(id)]) != written) {
-      throw FuzzFailure(common::format("request %d has %zu tokens, and %d were streamed", id, written,
-                                       streamed[static_cast<std::size_t>(id)]));
-    }
+    tests::check_streamed(id, task, output, streamed[static_cast<std::size_t>(id)]);
   }
   counts.add("prefix hits", static_cast<long long>(common::counter(serving.engine.counters(), "prefix_hits")));
   if (const std::string problem = serving.leak(); !problem.empty()) {

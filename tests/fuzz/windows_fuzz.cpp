@@ -13,6 +13,7 @@
 #include "common/base/parallel.h"
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
+#include "tests/fuzz/requests.h"
 #include "tests/stages/windowed_model.h"
 #include "tests/support/sanitizers.h"
 
@@ -24,37 +25,14 @@
 namespace {
 
 using common::Random;
+using tests::between;
 using tests::FuzzCounts;
 using tests::FuzzFailure;
 
 constexpr int kDefaultCases = tests::kSanitized ? 30 : 250;
 
-int between(Random& random, int least, int most) {
-  return least +
-         static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
-}
-
 stage::GenerationRequest random_task(Random& random) {
-  stage::GenerationRequest task;
-  // Few different prompts, so that many begin with the same text.
-  task.request = tests::make_request(between(random, 2, 60), between(random, 1, 40), between(random, 0, 3));
-  task.request.sampling.seed = random.below(1000);
-  if (random.below(4) == 0) {
-    task.request.num_speculative_tokens = between(random, 1, 4);
-  }
-  switch (random.below(6)) {
-    case 0:
-      task.num_samples = between(random, 2, 3);
-      task.request.sampling.temperature = 1.2F;
-      break;
-    case 1:
-      task.num_samples = between(random, 1, 3);
-      task.length_penalty = 1.0;
-      break;
-    default:
-      break;
-  }
-  return task;
+  return tests::random_task(random, {.min_prompt = 2, .max_prompt = 60, .max_reply = 40, .num_texts = 4});
 }
 
 tests::ServingOptions random_options(Random& random) {

@@ -13,12 +13,9 @@
 #include "common/math/sampling.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/golden.h"
+#include "tests/support/random.h"
 
 namespace tests {
-
-inline int between(common::Random& random, int least, int most) {
-  return least + static_cast<int>(random.below(static_cast<std::uint64_t>(most - least) + 1));
-}
 
 // Prompts of the fixed workload, every other one twice, so that there is more to look up; drawn in all ways.
 inline std::vector<stage::GenerationRequest> workload_tasks() {

@@ -13,6 +13,9 @@
 #include "tests/stages/fake_runner.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/catch.h"
+#include "tests/support/random.h"
+
+using tests::between;
 
 namespace {
 
@@ -129,10 +132,6 @@ struct Device {
   int num_accepted = 0;
   int num_preempted = 0;
 };
-
-int between(common::Random& random, int least, int most) {
-  return least + static_cast<int>(random.below(static_cast<std::uint64_t>(most - least) + 1));
-}
 
 stage::GenerationRequest random_task(common::Random& random) {
   stage::GenerationRequest task{
