@@ -1,7 +1,7 @@
 // The log-probabilities of a prompt from the steps that compute it: they are those of a reply that is forced to be the
 // prompt, a token a step, however the prompt is cut into chunks and whatever happens to it meanwhile.
 #include "tests/support/catch.h"
-#include "tests/support/failing_allocations.h"
+#include "tests/support/counted_allocations.h"
 
 #include <cmath>
 #include <cstddef>
@@ -28,18 +28,8 @@
 #include STAGE_HEADER(production/speculation/speculating_engine.h)
 // clang-format on
 
-namespace {
-
-bool counts_allocations = false;
-int allocations_until_failure = -1;  // -1: none fails
-
-}  // namespace
-
-bool tests::allocation_fails() {
-  return counts_allocations && allocations_until_failure >= 0 && allocations_until_failure-- == 0;
-}
-
 using common::TokenLogprobs;
+using tests::allocations_until_failure;
 using tests::LateRunner;
 using tests::make_request;
 using tests::small_model;
@@ -248,12 +238,11 @@ TEST_CASE("memory that runs out once in the steps of scored prompts: a request f
       scoring.submit(requests[1]);
       allocations_until_failure = k;
       while (!scoring.engine->is_idle()) {
-        counts_allocations = true;
+        const tests::Counting all(true);
         try {
           scoring.engine->step();
         } catch (const std::bad_alloc&) {
         }
-        counts_allocations = false;
       }
       has_run_out = allocations_until_failure < 0;
       allocations_until_failure = -1;

@@ -3,7 +3,7 @@
 // requests of the step fail, the others get their texts, and the same prompts, sent again, get them too: no block is
 // found that was never computed.
 #include "tests/support/catch.h"
-#include "tests/support/failing_allocations.h"
+#include "tests/support/counted_allocations.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -28,37 +28,16 @@
 // clang-format on
 #endif
 
-namespace {
-
-bool counts_allocations = false;
-int allocations_until_failure = -1;  // -1: none fails
-
-}  // namespace
-
-bool tests::allocation_fails() {
-  return counts_allocations && allocations_until_failure >= 0 && allocations_until_failure-- == 0;
-}
-
 using stage::GenerationRequest;
 using stage::Preemption;
+using tests::allocations_until_failure;
+using tests::Counting;
 using tests::LateRunner;
 using tests::make_request;
 using tests::RunnerCall;
 using tests::small_model;
 
 namespace {
-
-// While it lives, allocations count, or do not.
-class Counting {
- public:
-  explicit Counting(bool counts) : before_(std::exchange(counts_allocations, counts)) {}
-  ~Counting() { counts_allocations = before_; }
-  Counting(const Counting&) = delete;
-  Counting& operator=(const Counting&) = delete;
-
- private:
-  bool before_;
-};
 
 constexpr int kBlockSize = 4;
 constexpr int kNumBlocks = 9;
