@@ -1,25 +1,22 @@
 """Tests of diff_check.py: above all, that a planted difference turns red."""
 
 import json
-import pathlib
-import tempfile
 import unittest
 
 from repo import diff_check
 from support import needs
+from support.temporary_tree import TemporaryTree
 
 FIRST = "stage1_first"
 SECOND = "stage2_second"
 
 
 @needs.git
-class Stages(unittest.TestCase):
+class Stages(TemporaryTree):
     """Two stages that differ in one line of engine.cpp, as their manifest says."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+        super().setUp()
         for number, stage in ((1, FIRST), (2, SECOND)):
             self.write(f"{stage}/CMakeLists.txt", f"add_stage({stage})\n")
             self.write(f"{stage}/README.md", f"# stage{number}, told at length\n" * number)
@@ -32,10 +29,6 @@ class Stages(unittest.TestCase):
 
     def path(self, name):
         return self.root / name
-
-    def write(self, name, text):
-        self.path(name).parent.mkdir(parents=True, exist_ok=True)
-        self.path(name).write_text(text, encoding="utf-8")
 
     def append(self, name, text):
         self.write(name, self.path(name).read_text(encoding="utf-8") + text)

@@ -13,6 +13,7 @@ import unittest
 from unittest import mock
 
 import exercise
+from support.temporary_tree import TemporaryTree, output_of
 
 EARLIER = """#include "sum.h"
 
@@ -96,11 +97,9 @@ todo = "add the value."
 '''
 
 
-class Course(unittest.TestCase):
+class Course(TemporaryTree):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+        super().setUp()
         for stage, text in (("stage1_first", EARLIER), ("stage2_second", SUM)):
             self.write(f"{stage}/CMakeLists.txt", f"add_stage({stage})\n")
             self.write(f"{stage}/README.md", "# A stage\n")
@@ -110,11 +109,6 @@ class Course(unittest.TestCase):
         self.write("stage2_second/picture.svg", "<svg/>\n")
         self.write("tests/exercises/stage2.toml", TOML)
         self.write("tests/exercises/todo.h", (exercise.ROOT / exercise.EXERCISES / "todo.h").read_text(encoding="utf-8"))
-
-    def write(self, name, text):
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
     def read(self, name):
         return (self.root / name).read_text(encoding="utf-8")
@@ -127,10 +121,7 @@ class Course(unittest.TestCase):
         return exercise.read_exercises(self.root)["2"]
 
     def run_main(self, *arguments):
-        out, error = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            status = exercise.main(list(arguments), self.root)
-        return status, out.getvalue(), error.getvalue()
+        return output_of(exercise.main, list(arguments), self.root)
 
     def succeed(self, *arguments):
         status, out, error = self.run_main(*arguments)

@@ -1,17 +1,14 @@
 """Tests of include_check.py: a planted circle, an arrow upwards and a second chooser turn red."""
 
-import pathlib
-import tempfile
 import unittest
 
 from repo import include_check
+from support.temporary_tree import TemporaryTree
 
 
-class Includes(unittest.TestCase):
+class Includes(TemporaryTree):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+        super().setUp()
         self.write("common/base/check.h", "#include <string>\n")
         self.write("common/math/product.h", '#include "common/base/check.h"\n')
         self.write("common/math/product.cpp", '#include "common/math/product.h"\n')
@@ -19,11 +16,6 @@ class Includes(unittest.TestCase):
         self.write("stage7_gpu/runner.h", '#include "common/math/product.h"\n')
         self.write("stage7_gpu/choice.cpp", '#include "runner.h"\n#include "production/fast.h"\n')
         self.write("stage7_gpu/production/fast.h", '#include "../runner.h"\n')
-
-    def write(self, name, text):
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
     def assert_failure(self, *parts):
         failures = include_check.check(self.root)

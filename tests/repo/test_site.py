@@ -1,8 +1,6 @@
 """Tests of the site: what its converter makes of the lessons' Markdown, and of all pages their links, sizes, headings and colours."""
 
-import contextlib
 import html.parser
-import io
 import os
 import pathlib
 import re
@@ -16,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "site"))
 import build_site
 import stage_diff
 from support import needs
+from support.temporary_tree import TemporaryTree, output_of
 
 MAX_PAGE = 500_000  # bytes
 # Colours of site.css: what stands on what.
@@ -201,11 +200,10 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-class Folder(unittest.TestCase):
+class Folder(TemporaryTree):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root, self.out = pathlib.Path(folder.name) / "course", pathlib.Path(folder.name) / "site"
+        super().setUp()
+        self.root, self.out = self.root / "course", self.root / "site"
         for number, stage in ((1, "stage1_first"), (2, "stage2_second")):
             self.write(f"{stage}/CMakeLists.txt", f"add_stage({stage})\n")
             self.write(f"{stage}/README.md", f"# Stage {number}: first\n\nA block table.\n")
@@ -216,17 +214,8 @@ class Folder(unittest.TestCase):
         self.write("stage2_second/table.h", "int size();\n\n// Rows.\nint rows();\n")
         self.write("stage2_second/rows.svg", PICTURE)
 
-    def write(self, name, text):
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-
     def run_main(self):
-        """(exit status, what was printed, what went to stderr)"""
-        out, error = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            status = build_site.main([str(self.out)], self.root)
-        return status, out.getvalue(), error.getvalue()
+        return output_of(build_site.main, [str(self.out)], self.root)
 
     def page(self, name):
         status, _, error = self.run_main()

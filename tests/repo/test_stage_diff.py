@@ -6,12 +6,12 @@ import io
 import os
 import pathlib
 import re
-import tempfile
 import unittest
 from unittest import mock
 
 import stage_diff
 from support import needs
+from support.temporary_tree import TemporaryTree, output_of
 
 README = """# Stage 2: sums
 
@@ -65,11 +65,9 @@ int second() {{ return {number}; }}
 
 
 @needs.git
-class Stages(unittest.TestCase):
+class Stages(TemporaryTree):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+        super().setUp()
         for number, stage in ((1, "stage1_first"), (2, "stage2_second")):
             self.write(f"{stage}/CMakeLists.txt", f"add_stage({stage})\n")
             self.write(f"{stage}/README.md", "# Stage 1\n")
@@ -83,22 +81,13 @@ class Stages(unittest.TestCase):
         self.write("stage2_second/picture.svg", "<svg/>\n")
         self.write("stage1_first/old.h", "int old();\n")
 
-    def write(self, name, text):
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-
     def edit(self, name, before, after):
         text = (self.root / name).read_text(encoding="utf-8")
         self.assertIn(before, text)
         self.write(name, text.replace(before, after))
 
     def run_main(self, *arguments):
-        """(exit status, what was printed, what went to stderr)"""
-        out, error = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            status = stage_diff.main(list(arguments), self.root)
-        return status, out.getvalue(), error.getvalue()
+        return output_of(stage_diff.main, list(arguments), self.root)
 
     def show(self, *arguments):
         status, out, error = self.run_main("1", "2", *arguments)
