@@ -110,6 +110,25 @@ std::string say(common::Conversation& conversation, const Folder& folder, const 
   return output.str();
 }
 
+// A conversation of one question, which has been saved.
+struct Saved {
+  explicit Saved(std::vector<std::string> replies = {"The first."})
+      : engine{std::move(replies)},
+        conversation(session(), engine.run, ""),
+        save("/save " + folder.file("saved") + "\n") {
+    say("Who?\n" + save);
+    first = text();
+  }
+  std::string say(const std::string& lines) { return ::say(conversation, folder, lines); }
+  std::string text() const { return folder.text("saved"); }
+
+  const Folder folder;
+  Scripted engine;
+  common::Conversation conversation;
+  std::string save;   // a line that saves it again
+  std::string first;  // its text when it was saved first
+};
+
 }  // namespace
 
 TEST_CASE("conversation: however often Ctrl-C is pressed before a reply has begun, the program goes on") {
@@ -125,23 +144,18 @@ TEST_CASE("conversation: however often Ctrl-C is pressed before a reply has begu
 }
 
 TEST_CASE("conversation: a reply is kept until the one in its place has ended well") {
-  const Folder folder;
-  Scripted engine{{"The first.", "!", "^C", "The second."}};
-  common::Conversation conversation(session(), engine.run, "");
-  const std::string save = "/save " + folder.file("saved") + "\n";
-  say(conversation, folder, "Who?\n" + save);
-  const std::string first = folder.text("saved");
-  CHECK(contains(first, "The first."));
-  say(conversation, folder, "/regenerate\n" + save);
-  CHECK(engine.num_replies == 2);
-  CHECK(folder.text("saved") == first);
-  CHECK(contains(say(conversation, folder, "/regenerate\n"), "interrupted"));
-  CHECK(engine.num_replies == 3);
-  say(conversation, folder, save);
-  CHECK(folder.text("saved") == first);
-  say(conversation, folder, "/regenerate\n" + save);
-  CHECK(contains(folder.text("saved"), "The second."));
-  CHECK_FALSE(contains(folder.text("saved"), "The first."));
+  Saved saved({"The first.", "!", "^C", "The second."});
+  CHECK(contains(saved.first, "The first."));
+  saved.say("/regenerate\n" + saved.save);
+  CHECK(saved.engine.num_replies == 2);
+  CHECK(saved.text() == saved.first);
+  CHECK(contains(saved.say("/regenerate\n"), "interrupted"));
+  CHECK(saved.engine.num_replies == 3);
+  saved.say(saved.save);
+  CHECK(saved.text() == saved.first);
+  saved.say("/regenerate\n" + saved.save);
+  CHECK(contains(saved.text(), "The second."));
+  CHECK_FALSE(contains(saved.text(), "The first."));
 }
 
 TEST_CASE("conversation: what is saved takes the place of its own file, and of no other") {
@@ -184,32 +198,22 @@ TEST_CASE("conversation: a file's name may be as long as the system allows") {
 }
 
 TEST_CASE("conversation: a file that is nested deep is none, and changes nothing") {
-  const Folder folder;
-  Scripted engine{{"The first."}};
-  common::Conversation conversation(session(), engine.run, "");
-  const std::string save = "/save " + folder.file("saved") + "\n";
-  say(conversation, folder, "Who?\n" + save);
-  const std::string first = folder.text("saved");
+  Saved saved;
   constexpr std::size_t kDepth = 200'000;
   const std::string deep = std::string(kDepth, '[') + std::string(kDepth, ']');
   for (const std::string& text :
        {deep, R"({"messages": [{"role": "user", "content": "x", "tokens": )" + deep + "}]}"}) {
-    std::ofstream(folder.file("deep")) << text;
-    say(conversation, folder, "/load " + folder.file("deep") + "\n" + save);
-    CHECK(folder.text("saved") == first);
+    std::ofstream(saved.folder.file("deep")) << text;
+    saved.say("/load " + saved.folder.file("deep") + "\n" + saved.save);
+    CHECK(saved.text() == saved.first);
   }
 }
 
 TEST_CASE("conversation: a file that cannot be read, or has no end, is none, and changes nothing") {
-  const Folder folder;
-  Scripted engine{{"The first."}};
-  common::Conversation conversation(session(), engine.run, "");
-  const std::string save = "/save " + folder.file("saved") + "\n";
-  say(conversation, folder, "Who?\n" + save);
-  const std::string first = folder.text("saved");
+  Saved saved;
   for (const char* const path : {"/proc/self/mem", "/proc/self/pagemap"}) {  // on Linux
-    say(conversation, folder, "/load " + std::string(path) + "\n" + save);
-    CHECK(folder.text("saved") == first);
+    saved.say("/load " + std::string(path) + "\n" + saved.save);
+    CHECK(saved.text() == saved.first);
   }
 }
 

@@ -27,6 +27,7 @@
 #include "common/model/pieces.h"
 #include "common/model/tokenizer.h"
 #include "common/model/unicode.h"
+#include "tests/common/spellings.h"
 #include "tests/support/gguf_builder.h"
 
 using common::ChatMessage;
@@ -163,13 +164,8 @@ struct Vocabulary {
     return error_of([this] { tokenizer(); });
   }
 
-  // The spellings of a text's tokens, with a bar between two.
   std::string show(std::string_view text, bool parse_special = false) const {
-    std::string result;
-    for (const Token token : tokenizer().encode(text, parse_special)) {
-      result += (result.empty() ? "" : "|") + tokens[static_cast<std::size_t>(token)];
-    }
-    return result;
+    return tests::spellings_of(tokenizer(), tokens, text, parse_special);
   }
 };
 
