@@ -92,14 +92,8 @@ class OneSequence {
   }
 
   static typename Stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size) {
-    typename Stage::KvCacheShape result;
-    result.num_layers = shape.num_layers;
-    result.num_heads = shape.num_heads;
-    result.num_kv_heads = shape.num_kv_heads;
-    result.head_dim = shape.head_dim;
-    result.num_blocks = kIsContiguous<Stage> ? 1 : num_blocks;
-    result.block_size = kIsContiguous<Stage> ? num_blocks * block_size + 3 : block_size;
-    return result;
+    return kIsContiguous<Stage> ? cache_shape_of<typename Stage::KvCacheShape>(shape, 1, num_blocks * block_size + 3)
+                                : cache_shape_of<typename Stage::KvCacheShape>(shape, num_blocks, block_size);
   }
 
   void shuffle_free_blocks(int num_blocks) {

@@ -55,18 +55,12 @@ TEST_CASE("query heads that share a kv head get what repeated K and V give, with
 }
 
 TEST_CASE("bytes of a token fall by exactly the number of query heads to a kv head") {
-  const auto bytes_per_slot = [](auto cache_shape, const AttentionShape& shape) {
-    cache_shape.num_layers = shape.num_layers;
-    cache_shape.num_heads = shape.num_heads;
-    cache_shape.num_kv_heads = shape.num_kv_heads;
-    cache_shape.head_dim = shape.head_dim;
-    return cache_shape.bytes_per_slot();
-  };
   for (const auto& shapes : {std::vector<AttentionShape>(kOneToOne.begin(), kOneToOne.end()),
                              std::vector<AttentionShape>(kShared.begin(), kShared.end())}) {
     for (const AttentionShape& shape : shapes) {
-      CHECK(bytes_per_slot(stage3::KvCacheShape(), shape) ==
-            bytes_per_slot(stage4::KvCacheShape(), shape) * (shape.num_heads / shape.num_kv_heads));
+      CHECK(tests::cache_shape_of<stage3::KvCacheShape>(shape, 1, 1).bytes_per_slot() ==
+            tests::cache_shape_of<stage4::KvCacheShape>(shape, 1, 1).bytes_per_slot() *
+                (shape.num_heads / shape.num_kv_heads));
     }
   }
 }

@@ -32,14 +32,7 @@ constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr std::array<int, 4> kBlockSizes = {1, 3, 4, 16};
 
 KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size) {
-  KvCacheShape result;
-  result.num_layers = shape.num_layers;
-  result.num_blocks = num_blocks;
-  result.block_size = block_size;
-  result.num_heads = shape.num_heads;
-  result.num_kv_heads = shape.num_kv_heads;
-  result.head_dim = shape.head_dim;
-  return result;
+  return tests::cache_shape_of<KvCacheShape>(shape, num_blocks, block_size);
 }
 
 // K and V in blocks that lie from the last to the first, with one more block on either side; what is not written is

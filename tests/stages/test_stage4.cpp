@@ -39,14 +39,7 @@ constexpr std::array<AttentionShape, 6> kShapes = {
     {{4, 4, 8, 1}, {6, 2, 8, 1}, {8, 2, 20, 1}, {16, 2, 32, 1}, {5, 1, 8, 1}, {32, 1, 5, 1}}};
 
 KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks) {
-  KvCacheShape result;
-  result.num_layers = shape.num_layers;
-  result.num_blocks = num_blocks;
-  result.block_size = kBlockSize;
-  result.num_heads = shape.num_heads;
-  result.num_kv_heads = shape.num_kv_heads;
-  result.head_dim = shape.head_dim;
-  return result;
+  return tests::cache_shape_of<KvCacheShape>(shape, num_blocks, kBlockSize);
 }
 
 // Slots of positions 0 … length - 1 in the blocks of the table.

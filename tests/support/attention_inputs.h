@@ -18,6 +18,19 @@ struct AttentionShape {
   int num_layers = 1;
 };
 
+// A stage's cache with these heads and layers.
+template <typename KvCacheShape>
+KvCacheShape cache_shape_of(const AttentionShape& shape, int num_blocks, int block_size) {
+  KvCacheShape result;
+  result.num_layers = shape.num_layers;
+  result.num_blocks = num_blocks;
+  result.block_size = block_size;
+  result.num_heads = shape.num_heads;
+  result.num_kv_heads = shape.num_kv_heads;
+  result.head_dim = shape.head_dim;
+  return result;
+}
+
 // What the model passes to attention in one layer, for some new tokens.
 struct LayerInput {
   common::Matrix q;  // [num_tokens, num_heads * head_dim]

@@ -28,22 +28,15 @@ namespace tests {
 // num_host_blocks: room for swapped blocks; from stage 8 on.
 inline stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size,
                                        [[maybe_unused]] int num_host_blocks = 0) {
-  stage::KvCacheShape result;
-  result.num_layers = shape.num_layers;
-  result.num_heads = shape.num_heads;
-  result.num_kv_heads = shape.num_kv_heads;
-  result.head_dim = shape.head_dim;
-#if STAGE_NUMBER == 1
-  result.num_blocks = 1;  // the arena, with the slots that the blocks would have
-  result.block_size = num_blocks * block_size;
+#if STAGE_NUMBER == 1  // the arena, with the slots that the blocks would have
+  return cache_shape_of<stage::KvCacheShape>(shape, 1, num_blocks * block_size);
 #else
-  result.num_blocks = num_blocks;
-  result.block_size = block_size;
-#endif
+  auto result = cache_shape_of<stage::KvCacheShape>(shape, num_blocks, block_size);
 #if STAGE_NUMBER >= 8
   result.num_host_blocks = num_host_blocks;
 #endif
   return result;
+#endif
 }
 
 inline stage::KvCacheManager make_manager(int num_blocks, int block_size, [[maybe_unused]] int num_host_blocks = 0) {
