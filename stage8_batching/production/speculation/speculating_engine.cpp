@@ -51,6 +51,7 @@ SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOpt
       scoring_(scoring) {}
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
+  report_drafts(groups);
   if (const auto* const windows = dynamic_cast<const LocalPoolScheduler*>(scheduler_.get())) {
     for (const ScheduledGroup& scheduled : groups) {
       if (std::string reason = windows->obstacle(*scheduled.group); !reason.empty()) {
@@ -58,7 +59,6 @@ Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
       }
     }
   }
-  report_drafts(groups);
   Step step(manager_, std::move(groups));
   std::vector<common::ScoredRow> scored = scored_rows(step);
   const RaggedBatch& batch = with_drafts(step.batch(), scored);

@@ -82,10 +82,12 @@ ScheduledStep LocalPoolScheduler::schedule() {
       const Ballast ballast(manager_, is_short ? num_available() - room : 0);
       attempt = SpeculatingScheduler::schedule();
     }
-    // A request that is preempted leaves more blocks than parts, so that too many may have been reserved. Each further
-    // attempt begins with fewer requests.
-    const bool is_last = is_short && attempt.admitted.empty() && attempt.preempted.empty();
-    fits = is_last || pool_->num_needed(manager_) <= num_parts;
+    // A request that is preempted leaves more blocks than parts, so that too many may have been reserved, or more parts
+    // than blocks. Each further attempt begins with fewer requests, or with one that was alone and found less room than
+    // it was admitted for.
+    const bool has_changed = !attempt.admitted.empty() || !attempt.preempted.empty();
+    fits = has_changed ? pool_->num_needed(manager_) <= num_parts && !attempt.groups.empty()
+                       : is_short || pool_->num_needed(manager_) <= num_parts;
     has_preempted_ = has_preempted_ || !attempt.preempted.empty();
     attempt.admitted.insert(attempt.admitted.begin(), step.admitted.begin(), step.admitted.end());
     attempt.preempted.insert(attempt.preempted.begin(), step.preempted.begin(), step.preempted.end());
