@@ -96,6 +96,7 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
   }
   // Null if all layers are in one pool.
   const stage::LocalPool* local_pool() const { return local_pool_.get(); }
+  int max_held() const { return max_held_; }  // parts, in all steps so far
 
   void watch(const stage::KvCacheManager& manager) { manager_ = &manager; }
   int num_stand_ins() const { return num_stand_ins_; }  // seen so far, once for each step
@@ -110,6 +111,7 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
         poison(cpu_.kv_cache(), block);
       }
     }
+    max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
     // A part that is free may still be copied.
     for (int part = 0; local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < cache().num_blocks;
          ++part) {
@@ -147,6 +149,7 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
   std::shared_ptr<stage::LocalPool> local_pool_;
   const stage::KvCacheManager* manager_ = nullptr;
   int num_stand_ins_ = 0;
+  int max_held_ = 0;
 };
 
 // An engine that frees what is behind the windows, around such a runner. num_parts: the runner's.
