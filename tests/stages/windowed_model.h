@@ -62,8 +62,10 @@ inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCach
   if (num_used != pool.num_held() + pool.num_cached()) {
     return common::format("%d parts are used, %d held and %d cached", num_used, pool.num_held(), pool.num_cached());
   }
-  if (num_used > std::max(size.num_parts, pool.num_held())) {
-    return common::format("%d parts are used, of %d", num_used, size.num_parts);
+  // A copy on write that was planned for a step which then found no room, of each sequence.
+  const auto most_held = size.num_parts + static_cast<int>(manager.sequences().size());
+  if (num_used > std::max(size.num_parts, pool.num_held()) || pool.num_held() > most_held) {
+    return common::format("%d parts are used, %d of them held, of %d", num_used, pool.num_held(), size.num_parts);
   }
   for (const int sequence : manager.sequences()) {
     const int length = manager.length(sequence);

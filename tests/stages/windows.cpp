@@ -432,7 +432,7 @@ TEST_CASE("windows: a text that was computed again lends its parts to the blocks
 
   // A block that gets another text gets another part.
   manager.reset_prefix_cache();
-  pools.start(2, std::vector<common::Token>(20, 1));
+  pools.start(2, std::vector<common::Token>(4, 1));
   for (const int part : pools.parts_of(2)) {
     for (const int other : pools.parts_of(1)) {
       CHECK(part != other);
@@ -461,6 +461,7 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   pools.numbers.execute_copies();
   CHECK(pools.parts.pending_copies().size() == 5);
   CHECK(pools.parts.num_held() == 0);
+  CHECK(pools.parts.num_cached() == 3);  // of published blocks: nobody finds the others
   pools.parts.clear_pending_copies();
 
   pools.parts.begin_step(manager);
