@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/math/sampling.h"
+#include "common/serving/prometheus.h"
 #include "tests/stages/number_pool.h"
 #include "tests/stages/windowed_model.h"
 #include "tests/support/compare.h"
@@ -24,6 +25,7 @@
 #include STAGE_HEADER(production/windows/local_pool.h)
 #include STAGE_HEADER(production/windows/local_pool_scheduler.h)
 #include STAGE_HEADER(production/windows/windowed_attention.h)
+#include STAGE_HEADER(serve/engine_adapter.h)
 // clang-format on
 
 using common::Llama;
@@ -461,7 +463,7 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   pools.numbers.execute_copies();
   CHECK(pools.parts.pending_copies().size() == 5);
   CHECK(pools.parts.num_held() == 0);
-  CHECK(pools.parts.num_cached() == 3);  // of published blocks: nobody finds the others
+  CHECK(pools.parts.num_cached() == 3);  // of published blocks: no prompt finds the others
   pools.parts.clear_pending_copies();
 
   pools.parts.begin_step(manager);
@@ -571,4 +573,23 @@ TEST_CASE("windows: with a second tier of the prefix cache, all layers are in on
   CHECK(windowed.runner->local_pool() == nullptr);
   windowed.serving.submit({tests::make_request(9, 20)});
   CHECK(windowed.serving.run() == kNoProblem);
+}
+
+TEST_CASE("windows: a server's figures tell what the second pool saves", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots = 400;
+  options.block_size = 4;
+  options.scheduler.token_budget = 8;
+  const auto served = stage::make_served_engine(model, options, {.virtual_clock = true});
+  common::ServerState state;
+  state.status = served->status();
+  const common::LlamaConfig& config = model.config();
+  const int block_bytes =
+      2 * config.num_layers / 2 * config.num_kv_heads * config.head_dim * 4 * 4;  // of half the layers
+  CHECK(state.status.window_pool.num_blocks == 10);  // of 100: two windows of 4 and a step of 2
+  CHECK(state.status.window_pool.bytes_saved == 90 * block_bytes);
+  CHECK(common::metrics_text(state, "small").find("course:window_pool_blocks{model_name=\"small\"} 10\n") !=
+        std::string::npos);
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,16 @@ std::shared_ptr<LocalPool> separate_windows(const common::LlamaConfig& config, c
                                         : nullptr;
 }
 
+// Throws if the windows of one of them can never be in their pool at once: the others get a pass of their own.
+void check_windows(const Scheduler& scheduler, const std::vector<ScheduledGroup>& groups) {
+  const auto* const windows = dynamic_cast<const LocalPoolScheduler*>(&scheduler);
+  for (std::size_t i = 0; windows != nullptr && i < groups.size(); ++i) {
+    if (const std::string reason = windows->obstacle(*groups[i].group); !reason.empty()) {
+      throw common::InputError(reason);
+    }
+  }
+}
+
 }  // namespace
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
@@ -52,13 +63,7 @@ SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOpt
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
-  if (const auto* const windows = dynamic_cast<const LocalPoolScheduler*>(scheduler_.get())) {
-    for (const ScheduledGroup& scheduled : groups) {
-      if (std::string reason = windows->obstacle(*scheduled.group); !reason.empty()) {
-        throw common::InputError(reason);  // the other requests get a pass of their own
-      }
-    }
-  }
+  check_windows(*scheduler_, groups);
   Step step(manager_, std::move(groups));
   std::vector<common::ScoredRow> scored = scored_rows(step);
   const RaggedBatch& batch = with_drafts(step.batch(), scored);
