@@ -1,4 +1,4 @@
-// Chooses the engine. Only this file knows production/speculation/, production/host_cache/ and
+// Chooses the engine. Only this file knows production/speculation/, production/host_cache/, production/windows/ and
 // production/shared_reading/.
 #pragma once
 
