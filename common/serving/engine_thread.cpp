@@ -634,6 +634,7 @@ void EngineThread::count(const StepReport* report) {
   state_.status = engine_ ? engine_->status()
                           : EngineStatus{.prefix = state_.status.prefix,
                                          .host_cache = state_.status.host_cache,
+                                         .window_pool = state_.status.window_pool,
                                          .shared_reading = state_.status.shared_reading};
   state_.num_generated = num_generated_;
   for (const double seconds : between_tokens_) {

@@ -38,6 +38,15 @@ struct HostCacheFigures {
   std::int64_t evictions = 0;  // blocks whose texts were given up
 };
 
+// The pool of layers with a window, where others see all tokens: all 0 if all layers are in one pool. In blocks.
+struct WindowPoolFigures {
+  int num_blocks = 0;
+  int num_held = 0;              // that a window reaches
+  int num_cached = 0;            // others that hold tokens
+  std::int64_t evictions = 0;    // so far: blocks whose tokens were given up for others
+  std::int64_t bytes_saved = 0;  // what these layers would take besides with as many blocks as the others
+};
+
 // Blocks with which several sequences of a step begin, read once for all of them. Counts are since the engine was made.
 struct SharedReadingFigures {
   std::int64_t steps = 0;         // that had such blocks

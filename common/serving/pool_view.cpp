@@ -167,12 +167,19 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
     steps_ = steps;
     record["whole"] = true;
   }
-  const Json sizes = {{"slots", engine.sizes.num_slots},           {"block_size", engine.sizes.block_size},
-                      {"budget", engine.sizes.token_budget},       {"blocks", pool.num_blocks},
-                      {"host_blocks", engine.num_host_blocks},     {"tier_blocks", status.host_cache.num_blocks},
-                      {"max_sequences", engine.max_sequences},     {"context_length", engine.context_length},
-                      {"max_drafts", engine.max_drafts},           {"pool", news.pool},
-                      {"slots_at_start", news.num_slots_at_start}, {"is_changed", news.is_resized}};
+  const Json sizes = {{"slots", engine.sizes.num_slots},
+                      {"block_size", engine.sizes.block_size},
+                      {"budget", engine.sizes.token_budget},
+                      {"blocks", pool.num_blocks},
+                      {"host_blocks", engine.num_host_blocks},
+                      {"tier_blocks", status.host_cache.num_blocks},
+                      {"window_blocks", status.window_pool.num_blocks},
+                      {"max_sequences", engine.max_sequences},
+                      {"context_length", engine.context_length},
+                      {"max_drafts", engine.max_drafts},
+                      {"pool", news.pool},
+                      {"slots_at_start", news.num_slots_at_start},
+                      {"is_changed", news.is_resized}};
   if (std::string text = sizes.dump(); text != sizes_) {
     sizes_ = std::move(text);
     record["sizes"] = sizes;
@@ -214,6 +221,7 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
                         {"host_used", status.num_host_blocks_used},
                         {"tier_used", status.host_cache.num_used},
                         {"tier_restored", status.host_cache.restored},
+                        {"window_held", status.window_pool.num_held},
                         {"generated", news.num_generated},
                         {"preemptions", news.tally->num_preemptions()},
                         {"copied", status.blocks_copied},

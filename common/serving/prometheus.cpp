@@ -105,6 +105,16 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
     value("course:host_cache_evictions_total", "counter", "Blocks whose contents the second tier gave up.",
           static_cast<double>(host.evictions));
   }
+  if (const WindowPoolFigures& windows = status.window_pool; windows.num_blocks > 0) {
+    value("course:window_pool_blocks", "gauge", "Blocks of the layers that see the last tokens only.",
+          windows.num_blocks);
+    value("course:window_pool_blocks_held", "gauge", "Those that a window reaches.", windows.num_held);
+    value("course:window_pool_blocks_cached", "gauge", "Others that hold tokens.", windows.num_cached);
+    value("course:window_pool_evictions_total", "counter", "Those whose tokens were given up for others.",
+          static_cast<double>(windows.evictions));
+    value("course:window_pool_bytes_saved", "gauge", "What these layers would take besides with as many as the others.",
+          static_cast<double>(windows.bytes_saved));
+  }
   value("course:steps_total", "counter", "Forward passes of the batch.", static_cast<double>(tally.steps.steps));
   head("vllm:request_success_total", "counter", "Requests that have ended, by reason.");
   for (const auto& [name, reason] : {std::pair("length", FinishReason::kLength), std::pair("stop", FinishReason::kStop),

@@ -66,6 +66,10 @@ std::string report_table(const ServedEngine& engine, const Tally& tally, const s
     add("blocks evicted to the host, and back", format("%lld, %lld", static_cast<long long>(status.host_cache.stored),
                                                        static_cast<long long>(status.host_cache.restored)));
   }
+  if (const WindowPoolFigures& windows = status.window_pool; windows.num_blocks > 0) {
+    add("layers with a window: blocks, bytes saved",
+        format("%d, ", windows.num_blocks) + format_bytes(windows.bytes_saved));
+  }
   if (const SharedReadingFigures& shared = status.shared_reading; shared.steps > 0) {
     add("shared blocks read once, reads saved",
         format("%lld, %lld", static_cast<long long>(shared.blocks_read), static_cast<long long>(shared.blocks_saved)));

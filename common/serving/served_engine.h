@@ -65,6 +65,7 @@ struct EngineStatus {
   std::int64_t blocks_moved = 0;  // of these, between the pool and the host's memory
   PrefixFigures prefix;
   HostCacheFigures host_cache;
+  WindowPoolFigures window_pool;
   SharedReadingFigures shared_reading;
 };
 

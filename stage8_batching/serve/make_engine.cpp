@@ -18,6 +18,7 @@
 #include "../production/scoring/row_scoring.h"
 #include "../production/shared_reading/shared_reading.h"
 #include "../production/speculation/speculating_engine.h"
+#include "../production/windows/local_pool_scheduler.h"
 #include "common/app/notes.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
@@ -74,8 +75,16 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   if (num_host_cache_blocks > 0 && !HostCacheScheduler::pays(options.scheduler, runner->cache().block_size)) {
     common::print_note("--host-cache keeps nothing: computing a block again takes less time than moving it");
   }
-  return make_speculating_engine(model, options, std::move(runner), num_drafts, clock, std::nullopt,
-                                 num_host_cache_blocks);
+  std::unique_ptr<Engine> engine = make_speculating_engine(model, options, std::move(runner), num_drafts, clock,
+                                                           std::nullopt, num_host_cache_blocks);
+  if (const common::WindowPoolFigures windows = window_pool_figures(*engine);
+      windows.num_blocks > 0 && !options.num_slots.has_value()) {
+    const int block_size = engine->cache().block_size;
+    common::print_note("layers that see " + common::format_count(model.config().window) + " tokens have " +
+                       common::format_count(std::int64_t{windows.num_blocks} * block_size) +
+                       " slots: the cache takes " + common::format_bytes(windows.bytes_saved) + " less");
+  }
+  return engine;
 }
 
 common::HostCacheFigures host_cache_figures(const Engine& engine) {
@@ -87,6 +96,20 @@ common::HostCacheFigures host_cache_figures(const Engine& engine) {
   const HostCacheStatistics& statistics = cache.statistics();
   return {cache.num_blocks(),  cache.num_used(), statistics.stored,
           statistics.restored, statistics.hits,  statistics.evictions};
+}
+
+common::WindowPoolFigures window_pool_figures(const Engine& engine) {
+  const auto* const scheduler = dynamic_cast<const LocalPoolScheduler*>(&engine.scheduler());
+  if (scheduler == nullptr) {
+    return {};
+  }
+  const LocalPool& pool = scheduler->local_pool();
+  const LocalPoolSize& size = pool.size();
+  const common::LlamaConfig& config = engine.model().config();
+  const std::int64_t num_local = config.num_layers - config.num_layers / config.global_period;
+  const std::int64_t block_bytes = engine.cache().bytes_per_slot / config.num_layers * num_local * size.block_size;
+  return {size.num_parts, pool.num_held(), pool.num_cached(), pool.num_evicted(),
+          (size.num_blocks - size.num_parts) * block_bytes};
 }
 
 std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
@@ -150,6 +173,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 }
 
 common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {}; }
+
+common::WindowPoolFigures window_pool_figures(const Engine& /*engine*/) { return {}; }
 
 std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return {}; }
 

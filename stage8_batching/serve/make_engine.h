@@ -1,4 +1,4 @@
-// Chooses the engine. Only this file knows production/speculation/, production/host_cache/ and
+// Chooses the engine. Only this file knows production/speculation/, production/host_cache/, production/windows/ and
 // production/shared_reading/.
 #pragma once
 
@@ -49,6 +49,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 // Of the engine's second tier; zeros without one.
 common::HostCacheFigures host_cache_figures(const Engine& engine);
+// Of the pool of the engine's layers with a window; zeros if all layers are in one pool.
+common::WindowPoolFigures window_pool_figures(const Engine& engine);
 // The second tier's copies that are carried out before the next step.
 std::span<const BlockCopy> host_cache_copies(const Engine& engine);
 

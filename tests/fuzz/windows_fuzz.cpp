@@ -53,10 +53,18 @@ tests::ServingOptions random_options(Random& random) {
   return options;
 }
 
+// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
+bool is_too_wide(const stage::LocalPool* pool, const stage::GenerationRequest& task, int block_size) {
+  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
+                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
+                                pool->size().num_parts;
+}
+
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
   common::set_num_threads(1);  // they would wait for each other longer than they compute
   Random random(seed);
-  const common::Llama model = tests::windowed_model(between(random, 1, 24), random.below(4) == 0 ? 2 : 0);
+  const bool has_global = random.below(2) == 0;
+  const common::Llama model = tests::windowed_model(between(random, 1, 24), has_global ? 2 : 0);
   tests::ServingOptions options = random_options(random);
   std::vector<stage::GenerationRequest> tasks;
   int most = 0;
@@ -67,7 +75,13 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   if (random.below(3) == 0) {  // no block more than the largest task is promised
     options.num_blocks = most / options.block_size;
   }
-  tests::WindowedServing windowed(options, model);
+  // From the windows of one text alone to as many as there are blocks.
+  const int num_parts =
+      between(random, stage::max_blocks_of_window(model.config().window, options.block_size), options.num_blocks);
+  if (has_global && random.below(4) > 0) {
+    options.num_host_cache_blocks = 0;  // with a second tier, all layers are in one pool
+  }
+  tests::WindowedServing windowed(options, model, num_parts);
   tests::Serving& serving = windowed.serving;
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
@@ -79,7 +93,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     }
     counts.add("swapped out", static_cast<long long>(serving.reports.back().swapped_out.size()));
     counts.add("recomputed", static_cast<long long>(serving.reports.back().recomputed.size()));
-    if (const std::string problem = serving.problem(); !problem.empty()) {
+    if (const std::string problem = windowed.problem(); !problem.empty()) {
       throw FuzzFailure(problem);
     }
     if (serving.reports.size() > 20000) {
@@ -94,6 +108,13 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     if (output.finish_reason == common::FinishReason::kRejected) {
       continue;  // a group too large for the budget, the limit or the pool
     }
+    if (is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
+      counts.add("too wide");
+      if (output.finish_reason != common::FinishReason::kFailed) {
+        throw FuzzFailure("request " + std::to_string(i) + " has windows that can't be in the pool, and was served");
+      }
+      continue;
+    }
     counts.add("requests");
     counts.add("several samples", tasks[i].num_samples > 1 && !tasks[i].length_penalty.has_value() ? 1 : 0);
     counts.add("beam searches", tasks[i].length_penalty.has_value() ? 1 : 0);
@@ -105,6 +126,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   if (const auto* tiers = dynamic_cast<const stage::HostCacheScheduler*>(&serving.engine.scheduler())) {
     counts.add("back from the host", tiers->host_cache().statistics().restored);
   }
+  if (const stage::LocalPool* pool = windowed.runner->local_pool()) {
+    counts.add("parts given up", pool->num_evicted());
+    counts.add("found by local pools", serving.engine_manager().prefix_cache().statistics().tokens_saved);
+  }
   counts.add("steps with freed blocks", windowed.runner->num_stand_ins());
   counts.add("cached tokens", serving.engine_manager().prefix_cache().statistics().tokens_saved);
 }
@@ -112,9 +137,9 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return tests::run_fuzz({argv + 1, argv + argc},
-                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
-                         FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed",
-                                     "back from the host", "steps with freed blocks", "cached tokens"}),
-                         run_case);
+  return tests::run_fuzz(
+      {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
+      FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed", "back from the host",
+                  "steps with freed blocks", "cached tokens", "too wide", "parts given up", "found by local pools"}),
+      run_case);
 }

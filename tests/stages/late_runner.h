@@ -77,6 +77,16 @@ class LateRunner : public stage::Runner {
     return results_.at(step.value);
   }
 
+ protected:
+  // Computes at once what has been enqueued.
+  void compute_all() {
+    while (!work_.empty()) {
+      Work work = std::move(work_.front());
+      work_.pop_front();
+      compute(std::move(work));
+    }
+  }
+
  private:
   struct Fault {
     RunnerCall call = RunnerCall::kCopy;

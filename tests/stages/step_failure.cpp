@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <new>
@@ -25,7 +26,9 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+#include STAGE_HEADER(production/windows/local_pool_scheduler.h)
 // clang-format on
+#include "tests/stages/windowed_model.h"
 #endif
 
 using stage::GenerationRequest;
@@ -58,15 +61,53 @@ struct Setup {
   bool run_ahead = false;
   Preemption preemption = Preemption::kRecompute;
   int num_host_cache_blocks = 0;  // a second tier of the prefix cache (production/)
+  int num_parts = 0;  // every second layer has a window, and all of these so many blocks of their own (production/)
 };
 
 const std::vector<Setup> kSetups = {
-    {false, Preemption::kRecompute}, {false, Preemption::kSwap},
-    {true, Preemption::kRecompute},  {true, Preemption::kSwap},
+    {false, Preemption::kRecompute},  {false, Preemption::kSwap},
+    {true, Preemption::kRecompute},   {true, Preemption::kSwap},
 #ifdef COURSE_PRODUCTION
-    {false, Preemption::kSwap, 6},   {true, Preemption::kRecompute, 6},
+    {false, Preemption::kSwap, 6},    {true, Preemption::kRecompute, 6},
+    {false, Preemption::kSwap, 0, 6}, {false, Preemption::kRecompute, 0, 6},
 #endif
 };
+
+const common::Llama& model_of([[maybe_unused]] const Setup& setup) {
+#ifdef COURSE_PRODUCTION
+  static const common::Llama windowed = tests::windowed_model(5, 2);
+  if (setup.num_parts > 0) {
+    return windowed;
+  }
+#endif
+  return small_model();
+}
+
+#ifdef COURSE_PRODUCTION
+// Parts are looked up when a step is computed: it is when it is enqueued, as on a CPU.
+class WindowsRunner : public LateRunner, public stage::SeparateWindows {
+ public:
+  WindowsRunner(std::unique_ptr<stage::Runner> inner, stage::ScoringCpuRunner& cpu, int num_parts)
+      : LateRunner(std::move(inner)), cpu_(cpu), num_parts_(num_parts) {}
+
+  stage::StepId enqueue(const stage::RaggedBatch& batch) override {
+    const stage::StepId step = LateRunner::enqueue(batch);
+    const Counting none(false);
+    compute_all();
+    return step;
+  }
+
+  std::shared_ptr<stage::LocalPool> separate_windows(int /*num_parts*/) override {
+    std::shared_ptr<stage::LocalPool> pool = cpu_.separate_windows(num_parts_);
+    cpu_.local_cache().fill(std::numeric_limits<float>::quiet_NaN());
+    return pool;
+  }
+
+ private:
+  stage::ScoringCpuRunner& cpu_;
+  int num_parts_;
+};
+#endif
 
 struct Run {
   explicit Run(const Setup& setup) {
@@ -78,17 +119,25 @@ struct Run {
     options.scheduler = {
         .token_budget = 12, .headroom = 0, .preemption = setup.preemption, .run_ahead = setup.run_ahead};
     options.gpu.device = stage::Device::kCpu;
-    auto cpu = stage::make_runner(small_model(), options);
+    const common::Llama& model = model_of(setup);
+    auto cpu = stage::make_runner(model, options);
     tests::poison(*cpu);
-    auto late = std::make_unique<LateRunner>(std::move(cpu));
+    std::unique_ptr<LateRunner> late;
+#ifdef COURSE_PRODUCTION
+    if (setup.num_parts > 0) {
+      auto& scoring = dynamic_cast<stage::ScoringCpuRunner&>(*cpu);
+      late = std::make_unique<WindowsRunner>(std::move(cpu), scoring, setup.num_parts);
+    }
+#endif
+    late = late == nullptr ? std::make_unique<LateRunner>(std::move(cpu)) : std::move(late);
     runner = late.get();
     runner->around([] { return std::make_shared<Counting>(false); });
-    if (setup.num_host_cache_blocks == 0) {
-      engine = std::make_unique<stage::Engine>(small_model(), options, std::move(late), clock);
+    if (setup.num_host_cache_blocks == 0 && setup.num_parts == 0) {
+      engine = std::make_unique<stage::Engine>(model, options, std::move(late), clock);
     }
 #ifdef COURSE_PRODUCTION
-    if (setup.num_host_cache_blocks > 0) {
-      engine = stage::make_speculating_engine(small_model(), options, std::move(late), 0, clock, stage::kCpuTokenCost,
+    if (engine == nullptr) {
+      engine = stage::make_speculating_engine(model, options, std::move(late), 0, clock, stage::kCpuTokenCost,
                                               setup.num_host_cache_blocks);
     }
 #endif
@@ -109,16 +158,18 @@ struct Run {
   // Until nothing is left to do. Returns the first problem, or an empty string.
   std::string run() {
     for (int step = 0; !engine->is_idle(); ++step) {
+      bool has_thrown = false;
       try {
         const Counting all(true);
         engine->step();
       } catch (const std::exception& error) {
+        has_thrown = true;
         num_thrown += 1;
         if (num_thrown > 1) {
           return std::string("steps throw again and again: ") + error.what();
         }
       }
-      if (std::string problem = problem_of_books(); !problem.empty()) {
+      if (std::string problem = problem_of_books(has_thrown); !problem.empty()) {
         return common::format("after step %d: ", step) + problem;
       }
       if (step > 300) {
@@ -133,7 +184,8 @@ struct Run {
     return "";
   }
 
-  std::string problem_of_books() {
+  // has_thrown: parts may be missing until the next step is scheduled.
+  std::string problem_of_books([[maybe_unused]] bool has_thrown) {
     const stage::KvCacheManager& manager = engine->manager();
     for (const int sequence : manager.sequences()) {
       if (static_cast<int>(manager.block_table(sequence).size()) !=
@@ -142,6 +194,14 @@ struct Run {
                               manager.block_table(sequence).size(), manager.length(sequence));
       }
     }
+#ifdef COURSE_PRODUCTION
+    const auto* windows = dynamic_cast<const stage::LocalPoolScheduler*>(&engine->scheduler());
+    if (windows != nullptr && !has_thrown) {
+      if (std::string problem = tests::check_parts(windows->local_pool(), manager); !problem.empty()) {
+        return problem;
+      }
+    }
+#endif
     return tests::check_ledger(manager, kNumBlocks, kBlockSize);
   }
 
@@ -169,13 +229,11 @@ using HasFaulted = std::function<bool(Run&)>;
 
 Outcome serve(const Setup& setup, const Prepare& prepare, const HasFaulted& has_faulted) {
   static const std::vector<GenerationRequest> requests = make_requests();
-  static const std::vector<std::vector<common::Completion>> expected = [] {
-    std::vector<std::vector<common::Completion>> texts;
-    for (const GenerationRequest& request : requests) {
-      texts.push_back(tests::served_alone(request));
-    }
-    return texts;
-  }();
+  static std::map<const common::Llama*, std::vector<std::vector<common::Completion>>> all_expected;
+  std::vector<std::vector<common::Completion>>& expected = all_expected[&model_of(setup)];
+  for (std::size_t i = expected.size(); i < requests.size(); ++i) {
+    expected.push_back(tests::served_alone(requests[i], model_of(setup)));
+  }
   Run run(setup);
   for (const GenerationRequest& request : requests) {
     run.submit(request);
@@ -248,7 +306,7 @@ TEST_CASE("a step holds or never was: every call of the runner fails once") {
         std::size_t preemptions = 0;
         int index = 0;
         for (; outcome.has_faulted; ++index) {
-          CAPTURE(setup.run_ahead, static_cast<int>(setup.preemption), setup.num_host_cache_blocks);
+          CAPTURE(setup.run_ahead, static_cast<int>(setup.preemption), setup.num_host_cache_blocks, setup.num_parts);
           CAPTURE(static_cast<int>(call), is_done, index);
           outcome = serve(
               setup, [&](Run& run) { run.runner->fail(call, index, is_done); },
@@ -256,7 +314,7 @@ TEST_CASE("a step holds or never was: every call of the runner fails once") {
           CHECK(outcome.problem == kNoProblem);
           CHECK(outcome.num_thrown == 0);
           CHECK((outcome.num_failed <= 1 || call == RunnerCall::kWait));  // one that was alone in its step
-          CHECK(outcome.hits > 0.0);
+          CHECK((outcome.hits > 0.0 || setup.num_parts > 0));
           CHECK((outcome.restored > 0) == (setup.num_host_cache_blocks > 0));
           preemptions += outcome.preemptions;
         }
@@ -272,7 +330,7 @@ TEST_CASE("a step holds or never was: every allocation fails once") {
     Outcome outcome{.has_faulted = true};
     int k = 0;
     for (; outcome.has_faulted; ++k) {
-      CAPTURE(setup.run_ahead, static_cast<int>(setup.preemption), setup.num_host_cache_blocks, k);
+      CAPTURE(setup.run_ahead, static_cast<int>(setup.preemption), setup.num_host_cache_blocks, setup.num_parts, k);
       outcome = serve(
           setup, [&](Run&) { allocations_until_failure = k; }, [](Run&) { return allocations_until_failure == -1; });
       CHECK(outcome.problem == kNoProblem);

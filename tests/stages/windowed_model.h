@@ -1,14 +1,22 @@
 // A small model whose layers see the last tokens only, and a runner in which what no query may read is NaN.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "common/model/llama.h"
 #include "tests/stages/serving_fixtures.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(production/cpu/scoring_cpu_runner.h)
+#include STAGE_HEADER(production/windows/local_pool.h)
+// clang-format on
 
 namespace tests {
 
@@ -23,12 +31,74 @@ inline common::Llama windowed_model(int window, int global_period = 0) {
   return {config, 1, common::Windows::kComputed};
 }
 
-// Before each step, fills with NaN what no sequence owns and no prompt may find, and the blocks that stand in the
-// places of freed ones.
-class PoisoningRunner : public stage::Runner {
+// The rules of the layers with a window that have a pool of their own (WINDOWS.md, invariants 5 and 6), after a step.
+// Empty if they hold.
+inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCacheManager& manager) {
+  const stage::LocalPoolSize& size = pool.size();
+  std::vector<std::vector<int>> blocks(static_cast<std::size_t>(size.num_blocks));  // by part
+  for (int block = 0; block < size.num_blocks; ++block) {
+    if (const int part = pool.part_of(block); part >= 0) {
+      blocks.at(static_cast<std::size_t>(part)).push_back(block);
+    }
+  }
+  int num_used = 0;
+  for (int part = 0; part < size.num_blocks; ++part) {
+    const std::vector<int>& users = blocks[static_cast<std::size_t>(part)];
+    num_used += users.empty() ? 0 : 1;
+    if (users.empty() != pool.is_free(part)) {
+      return common::format("part %d has %zu blocks, and is%s free", part, users.size(),
+                            pool.is_free(part) ? "" : " not");
+    }
+    const stage::PrefixCache& cache = manager.prefix_cache();
+    for (std::size_t i = 1; i < users.size(); ++i) {
+      // One of them may have been freed since, and be given another text before it has another part.
+      const bool both_count = manager.reference_count(users[i]) > 0 && manager.reference_count(users[0]) > 0;
+      if (both_count && !(cache.contains(users[i]) && cache.contains(users[0]) &&
+                          cache.entry(users[i]).text == cache.entry(users[0]).text)) {
+        return common::format("blocks %d and %d have different texts and the same part", users[0], users[i]);
+      }
+    }
+  }
+  if (num_used != pool.num_held() + pool.num_cached()) {
+    return common::format("%d parts are used, %d held and %d cached", num_used, pool.num_held(), pool.num_cached());
+  }
+  // A copy on write that was planned for a step which then found no room, of each sequence.
+  const auto most_held = size.num_parts + static_cast<int>(manager.sequences().size());
+  if (num_used > std::max(size.num_parts, pool.num_held()) || pool.num_held() > most_held) {
+    return common::format("%d parts are used, %d of them held, of %d", num_used, pool.num_held(), size.num_parts);
+  }
+  for (const int sequence : manager.sequences()) {
+    const int length = manager.length(sequence);
+    for (int position = std::max(0, length + 1 - size.window); position < length; ++position) {
+      const int block = manager.block_table(sequence)[static_cast<std::size_t>(position / size.block_size)];
+      if (pool.part_of(block) < 0) {
+        return common::format("the next query of sequence %d sees position %d, in a block without a part", sequence,
+                              position);
+      }
+    }
+  }
+  return "";
+}
+
+// Before each step, fills with NaN what no sequence owns and no prompt may find, the blocks that stand in the places of
+// freed ones, and free parts.
+class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
  public:
-  explicit PoisoningRunner(std::unique_ptr<stage::Runner> inner)
-      : inner_(std::move(inner)), cpu_(dynamic_cast<stage::CpuRunner&>(*inner_)) {}
+  // num_parts: of the layers with a window, if others see all; 0: as many as the engine says.
+  PoisoningRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
+      : inner_(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
+
+  std::shared_ptr<stage::LocalPool> separate_windows(int num_parts) override {
+    local_pool_ = cpu_.separate_windows(num_parts_ > 0 ? num_parts_ : num_parts);
+    if (local_pool_ != nullptr) {
+      cpu_.local_cache().fill(std::numeric_limits<float>::quiet_NaN());
+      cpu_.kv_cache().fill(std::numeric_limits<float>::quiet_NaN());
+    }
+    return local_pool_;
+  }
+  // Null if all layers are in one pool.
+  const stage::LocalPool* local_pool() const { return local_pool_.get(); }
+  int max_held() const { return max_held_; }  // parts, in all steps so far
 
   void watch(const stage::KvCacheManager& manager) { manager_ = &manager; }
   int num_stand_ins() const { return num_stand_ins_; }  // seen so far, once for each step
@@ -40,13 +110,21 @@ class PoisoningRunner : public stage::Runner {
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     for (int block = 0; block < cache().num_blocks; ++block) {
       if (manager_->reference_count(block) == 0 && !manager_->prefix_cache().contains(block)) {
-        poison(block);
+        poison(cpu_.kv_cache(), block);
+      }
+    }
+    max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
+    // A part that is free may still be copied.
+    for (int part = 0; local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < cache().num_blocks;
+         ++part) {
+      if (local_pool_->is_free(part)) {
+        poison(cpu_.local_cache(), part);
       }
     }
     for (const int sequence : manager_->sequences()) {
       const std::vector<int>& table = manager_->block_table(sequence);
       if (table.size() > 1 && table[0] == table[1]) {
-        poison(table[0]);
+        poison(cpu_.kv_cache(), table[0]);
         ++num_stand_ins_;
       }
     }
@@ -54,8 +132,8 @@ class PoisoningRunner : public stage::Runner {
   }
 
  private:
-  void poison(int block) {
-    const stage::KvCacheShape& shape = cpu_.kv_cache().shape();
+  static void poison(stage::KvCache& cache, int block) {
+    const stage::KvCacheShape& shape = cache.shape();
     std::vector<int> slots;
     for (int slot = 0; slot < shape.block_size; ++slot) {
       slots.push_back(block * shape.block_size + slot);
@@ -63,31 +141,43 @@ class PoisoningRunner : public stage::Runner {
     const common::Matrix nan = common::Matrix::Constant(shape.block_size, shape.num_kv_heads * shape.head_dim,
                                                         std::numeric_limits<float>::quiet_NaN());
     for (int layer = 0; layer < shape.num_layers; ++layer) {
-      cpu_.kv_cache().write(layer, slots, nan, nan);
+      cache.write(layer, slots, nan, nan);
     }
   }
 
   std::unique_ptr<stage::Runner> inner_;
-  stage::CpuRunner& cpu_;
+  stage::ScoringCpuRunner& cpu_;
+  int num_parts_;
+  std::shared_ptr<stage::LocalPool> local_pool_;
   const stage::KvCacheManager* manager_ = nullptr;
   int num_stand_ins_ = 0;
+  int max_held_ = 0;
 };
 
-// An engine that frees what is behind the windows, around such a runner.
+// An engine that frees what is behind the windows, around such a runner. num_parts: the runner's.
 struct WindowedServing {
-  WindowedServing(ServingOptions options, const common::Llama& model) : serving(wrapped(std::move(options)), model) {
+  WindowedServing(ServingOptions options, const common::Llama& model, int num_parts = 0)
+      : serving(wrapped(std::move(options), num_parts), model) {
     runner->watch(serving.engine_manager());
+  }
+
+  // As Serving's, of both pools.
+  std::string problem() const {
+    std::string found = serving.problem();
+    return found.empty() && runner->local_pool() != nullptr
+               ? check_parts(*runner->local_pool(), serving.engine_manager())
+               : found;
   }
 
   PoisoningRunner* runner = nullptr;
   Serving serving;
 
  private:
-  ServingOptions wrapped(ServingOptions options) {
+  ServingOptions wrapped(ServingOptions options, int num_parts) {
     options.speculates = true;
     options.has_windows = true;
-    options.wrap = [this](std::unique_ptr<stage::Runner> inner) {
-      auto poisoning = std::make_unique<PoisoningRunner>(std::move(inner));
+    options.wrap = [this, num_parts](std::unique_ptr<stage::Runner> inner) {
+      auto poisoning = std::make_unique<PoisoningRunner>(std::move(inner), num_parts);
       runner = poisoning.get();
       return poisoning;
     };

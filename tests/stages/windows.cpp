@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/math/sampling.h"
+#include "common/serving/prometheus.h"
 #include "tests/stages/number_pool.h"
 #include "tests/stages/windowed_model.h"
 #include "tests/support/compare.h"
@@ -21,7 +22,10 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/windows/hidden_blocks.h)
+#include STAGE_HEADER(production/windows/local_pool.h)
+#include STAGE_HEADER(production/windows/local_pool_scheduler.h)
 #include STAGE_HEADER(production/windows/windowed_attention.h)
+#include STAGE_HEADER(serve/engine_adapter.h)
 // clang-format on
 
 using common::Llama;
@@ -93,14 +97,91 @@ struct Pages {
 
 std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), static_cast<std::size_t>(matrix.size())}; }
 
-// Of a pool of 8 blocks, leaves these in this order: 7, 1, 3, 5, 2, 4.
-void order_blocks(tests::NumberPool& pool) {
+// Of a pool of 8 blocks, leaves these in this order: 7, 1, 3, 5, 2, 4; frees_all: and 6 and 0.
+void order_blocks(tests::NumberPool& pool, bool frees_all = false) {
   for (const int block : {0, 1, 2, 3, 4, 5, 6, 7}) {
     pool.start(100 + block, {1.0F});
+  }
+  for (const int sequence : frees_all ? Blocks{100, 106} : Blocks{}) {
+    pool.manager().free(sequence);
   }
   for (const int sequence : {104, 102, 105, 103, 101, 107}) {  // which own blocks 4, 2, 5, 3, 1 and 7
     pool.manager().free(sequence);
   }
+}
+
+// The tokens first … last.
+std::vector<common::Token> text(int first, int last) {
+  std::vector<common::Token> result(static_cast<std::size_t>(last - first + 1));
+  std::iota(result.begin(), result.end(), first);
+  return result;
+}
+
+// A pool of numbers and parts beside it, as the scheduler drives them.
+struct NumbersAndParts {
+  NumbersAndParts(int num_parts, int window, int num_blocks, int num_host_blocks = 0)
+      : numbers(num_blocks, kBlockSize, num_host_blocks),
+        parts({num_parts, num_blocks, num_host_blocks, kBlockSize, window}) {}
+
+  // A sequence with this text, of which it computes what is not cached.
+  void start(int sequence, const std::vector<common::Token>& tokens, bool use_prefix_cache = true) {
+    stage::KvCacheManager& manager = numbers.manager();
+    parts.begin_step(manager);
+    REQUIRE(manager.allocate(sequence, tokens, 0, {.use_prefix_cache = use_prefix_cache}));
+    compute(sequence, std::span(tokens).subspan(static_cast<std::size_t>(manager.length(sequence))));
+  }
+  void append(int sequence, const std::vector<common::Token>& tokens) {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().reserve(sequence, static_cast<int>(tokens.size())));
+    compute(sequence, tokens);
+  }
+  void compute(int sequence, std::span<const common::Token> tokens) {
+    parts.end_step(numbers.manager());
+    numbers.execute_copies();
+    numbers.manager().commit(sequence, tokens);
+    CHECK(tests::check_parts(parts, numbers.manager()) == kNoProblem);
+  }
+  // How many of the cached blocks with the tokens 1 … num_tokens a sequence can begin with.
+  std::size_t num_shared(int num_tokens) {
+    const std::vector<common::Token> tokens = text(1, num_tokens);
+    return parts.share_parts(numbers.manager(), numbers.manager().prefix_cache().find(tokens, 0));
+  }
+
+  Blocks parts_of(int sequence) {
+    Blocks result;
+    for (const int block : numbers.manager().block_table(sequence)) {
+      result.push_back(parts.part_of(block));
+    }
+    return result;
+  }
+
+  static constexpr int kBlockSize = 4;
+  tests::NumberPool numbers;
+  stage::LocalPool parts;
+};
+
+// The texts of a model in which every second layer sees all.
+void check_texts(tests::WindowedServing& windowed, const Llama& model,
+                 const std::vector<stage::GenerationRequest>& requests) {
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    CAPTURE(i);
+    CHECK(tests::compare_output(windowed.serving.engine.output(static_cast<int>(i)),
+                                tests::served_alone(requests[i], model)) == kNoProblem);
+  }
+}
+
+// Serves them one after the other, and returns how many tokens of each prompt were found.
+std::vector<int> serve_in_turn(tests::WindowedServing& windowed,
+                               const std::vector<stage::GenerationRequest>& requests) {
+  std::vector<int> found;
+  for (const stage::GenerationRequest& request : requests) {
+    const int id = windowed.serving.submit(request);
+    while (windowed.serving.engine.step()) {
+      CHECK(windowed.problem() == kNoProblem);
+    }
+    found.push_back(windowed.serving.engine.output(id).cached_tokens);
+  }
+  return found;
 }
 
 }  // namespace
@@ -309,4 +390,206 @@ TEST_CASE("windows: more texts run at once than have room as wholes", "[windows]
   }
   CHECK(most == 6);
   CHECK(preempted == 0);
+}
+
+// WINDOWS.md, two kinds of layers by hand.
+TEST_CASE("windows: two pools, by hand", "[windows]") {
+  NumbersAndParts pools(3, 6, 8);
+  order_blocks(pools.numbers, true);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 10));
+  CHECK(manager.block_table(0) == Blocks{7, 1, 3});
+  CHECK(pools.parts_of(0) == Blocks{0, 1, 2});
+
+  pools.append(0, text(11, 13));
+  CHECK(manager.block_table(0) == Blocks{7, 1, 3, 5});
+  CHECK(pools.parts_of(0) == Blocks{-1, 1, 2, 0});
+  CHECK(pools.num_shared(12) == 3);
+
+  pools.append(0, text(14, 17));
+  CHECK(manager.block_table(0) == Blocks{7, 1, 3, 5, 2});
+  CHECK(pools.parts_of(0) == Blocks{-1, -1, 2, 0, 1});
+  CHECK(pools.num_shared(16) == 4);  // the token behind them sees 11 … 16
+  CHECK(pools.num_shared(12) == 0);  // 7 … 12, of which block 1 has lost its part
+  CHECK(pools.parts.num_held() == 3);
+  CHECK(pools.parts.num_evicted() == 2);
+}
+
+TEST_CASE("windows: a text that was computed again lends its parts to the blocks that are found", "[windows]") {
+  NumbersAndParts pools(3, 6, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 10));
+  pools.append(0, text(11, 17));
+  manager.free(0);
+  CHECK(pools.num_shared(8) == 0);
+  pools.start(1, text(1, 9), false);
+  const Blocks again = manager.block_table(1);
+  const Blocks found = manager.prefix_cache().find(text(1, 8), 0);
+  CHECK(found.front() != again.front());
+  CHECK(pools.num_shared(8) == 2);
+  for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
+    CHECK(pools.parts.part_of(found[i]) == pools.parts.part_of(again[i]));
+  }
+  CHECK(tests::check_parts(pools.parts, manager) == kNoProblem);
+
+  // A block that gets another text gets another part.
+  manager.reset_prefix_cache();
+  pools.start(2, std::vector<common::Token>(4, 1));
+  for (const int part : pools.parts_of(2)) {
+    for (const int other : pools.parts_of(1)) {
+      CHECK(part != other);
+    }
+  }
+}
+
+TEST_CASE("windows: a copy on write copies the part, and swapping takes only the window's parts back", "[windows]") {
+  NumbersAndParts pools(8, 6, 12, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 14));
+  manager.fork(0, 1);
+  const int shared = pools.parts_of(0).back();
+  pools.append(1, {15});
+  CHECK(pools.parts_of(0).back() == shared);
+  CHECK(pools.parts_of(1).back() != shared);
+  REQUIRE(pools.parts.pending_copies().size() == 1);
+  CHECK(pools.parts.pending_copies().front().source == shared);
+  CHECK(pools.parts.pending_copies().front().destination == pools.parts_of(1).back());
+  pools.parts.clear_pending_copies();
+
+  const std::vector<int> both = {0, 1};
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.swap_out(both));
+  pools.parts.end_step(manager);
+  pools.numbers.execute_copies();
+  CHECK(pools.parts.pending_copies().size() == 5);
+  CHECK(pools.parts.num_held() == 0);
+  CHECK(pools.parts.num_cached() == 3);  // of published blocks: no prompt finds the others
+  pools.parts.clear_pending_copies();
+
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.swap_in(both));
+  pools.parts.end_step(manager);
+  pools.numbers.execute_copies();
+  CHECK(tests::check_parts(pools.parts, manager) == kNoProblem);
+  CHECK(pools.parts.pending_copies().size() == 3);  // of 8 … 11, and of both ends
+  CHECK(pools.parts_of(0)[1] == -1);
+  CHECK(pools.parts.num_held() == 3);
+}
+
+TEST_CASE("windows: with two pools, a long text holds the window's parts only", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  for (const int num_tokens : {40, 80, 120}) {
+    tests::ServingOptions options{.num_blocks = 64, .prefix_cache = false};
+    options.scheduler.token_budget = 8;
+    const int num_parts = 4 + 8 / 4;  // the window's, and those of a step
+    tests::WindowedServing windowed(options, model, num_parts);
+    const std::vector<stage::GenerationRequest> requests = {{tests::make_request(num_tokens, 20)}};
+    serve_in_turn(windowed, requests);
+    check_texts(windowed, model, requests);
+    CAPTURE(num_tokens);
+    CHECK(windowed.runner->max_held() <= num_parts);
+    CHECK(windowed.serving.engine_manager().usage().reserved == 0);
+  }
+}
+
+TEST_CASE("windows: a prompt is found if the last window has its parts, and else in part or not", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  tests::ServingOptions options{.num_blocks = 100};
+  options.scheduler.token_budget = 12;
+  stage::GenerationRequest first{tests::make_request(61, 4)};
+  stage::GenerationRequest shorter{first};
+  shorter.request.prompt.resize(30);
+  const stage::GenerationRequest other{tests::make_request(40, 4, 1)};
+  const std::vector<stage::GenerationRequest> requests = {first, first, shorter, other, first, first};
+  // The parts of one text, of which a shorter one needs those that are long given up; after another text, all are.
+  tests::WindowedServing few(options, model, 7);
+  CHECK(serve_in_turn(few, requests) == std::vector<int>{0, 60, 0, 0, 0, 60});
+  check_texts(few, model, requests);
+  // Room for the parts of all three.
+  tests::WindowedServing many(options, model, 60);
+  CHECK(serve_in_turn(many, requests) == std::vector<int>{0, 60, 28, 0, 60, 60});
+  check_texts(many, model, requests);
+  CHECK(many.runner->local_pool()->num_evicted() == 0);
+}
+
+TEST_CASE("windows: too few parts preempt a request, or let it wait, as too few blocks do", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  for (const stage::Preemption preemption : {stage::Preemption::kRecompute, stage::Preemption::kSwap}) {
+    tests::ServingOptions options{.num_blocks = 100, .num_host_blocks = 100};
+    options.scheduler.token_budget = 16;
+    options.scheduler.preemption = preemption;
+    tests::WindowedServing windowed(options, model, 9);
+    std::vector<stage::GenerationRequest> requests;
+    for (int i = 0; i < 4; ++i) {
+      requests.push_back({tests::make_request(5 + i, 30, i)});  // 9 blocks each, of which windows see 4
+      windowed.serving.submit(requests.back());
+    }
+    std::size_t num_preempted = 0;
+    while (windowed.serving.engine.step()) {
+      CHECK(windowed.problem() == kNoProblem);
+      const stage::StepReport& report = windowed.serving.reports.back();
+      num_preempted += report.recomputed.size() + report.swapped_out.size();
+    }
+    CHECK(num_preempted > 0);
+    check_texts(windowed, model, requests);
+    CHECK(windowed.runner->max_held() <= 9);
+  }
+}
+
+TEST_CASE("windows: a request whose windows can't be in the pool fails alone, with the reason", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  tests::WindowedServing windowed({.num_blocks = 100}, model, 9);
+  const std::vector<stage::GenerationRequest> requests = {{tests::make_request(9, 20)},
+                                                          {tests::make_request(8, 20), 3}};
+  windowed.serving.submit_all(requests);
+  CHECK(windowed.serving.run() == kNoProblem);
+  check_texts(windowed, model, {requests.front()});
+  const stage::RequestOutput& output = windowed.serving.engine.output(1);
+  CHECK(output.finish_reason == common::FinishReason::kFailed);
+  CHECK(
+      output.error ==
+      "3 sequences need up to 12 blocks in layers that see 10 tokens, which have 9: fewer sequences would do, or more "
+      "--slots");
+}
+
+TEST_CASE("windows: the pools of both kinds run out together", "[windows]") {
+  common::LlamaConfig config = tests::windowed_model(512, 6).config();
+  config.context_length = 32768;
+  stage::EngineOptions options;
+  options.scheduler.token_budget = 256;
+  // A text of 32,768 tokens has 2,048 blocks, of which windows of 512 lie in 33.
+  CHECK(stage::num_local_parts(config, options, {.num_blocks = 20480, .block_size = 16}) == 330);
+  // One text alone, with the tokens of a step, and the window of one that has ended.
+  CHECK(stage::num_local_parts(config, options, {.num_blocks = 2048, .block_size = 16}) == 2 * 33 + 16);
+  options.context_length = 1024;
+  CHECK(stage::num_local_parts(config, options, {.num_blocks = 2048, .block_size = 16}) == 2048 * 33 / 64);
+  options.context_length = 300;  // no longer than the window
+  CHECK(stage::num_local_parts(config, options, {.num_blocks = 2048, .block_size = 16}) == 2048);
+}
+
+TEST_CASE("windows: with a second tier of the prefix cache, all layers are in one pool", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  tests::WindowedServing windowed({.num_blocks = 30, .num_host_cache_blocks = 10}, model, 9);
+  CHECK(windowed.runner->local_pool() == nullptr);
+  windowed.serving.submit({tests::make_request(9, 20)});
+  CHECK(windowed.serving.run() == kNoProblem);
+}
+
+TEST_CASE("windows: a server's figures tell what the second pool saves", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots = 400;
+  options.block_size = 4;
+  options.scheduler.token_budget = 8;
+  const auto served = stage::make_served_engine(model, options, {.virtual_clock = true});
+  common::ServerState state;
+  state.status = served->status();
+  const common::LlamaConfig& config = model.config();
+  const int block_bytes =
+      2 * config.num_layers / 2 * config.num_kv_heads * config.head_dim * 4 * 4;  // of half the layers
+  CHECK(state.status.window_pool.num_blocks == 10);  // of 100: two windows of 4 and a step of 2
+  CHECK(state.status.window_pool.bytes_saved == 90 * block_bytes);
+  CHECK(common::metrics_text(state, "small").find("course:window_pool_blocks{model_name=\"small\"} 10\n") !=
+        std::string::npos);
 }

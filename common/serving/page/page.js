@@ -156,6 +156,7 @@ const kMeanings = {
   "blocks copied": "copy-on-write: a sequence had to write into a block that others share, and got a copy of its own",
   "blocks moved": "swapped out to the host's memory, or back",
   "brought back": "blocks of the second tier that were copied back into the pool, and not computed again",
+  "window blocks": "of the layers that see the last tokens only: blocks that a window reaches, of all that these layers have",
   "prompt tokens found cached": "in blocks that were in the pool already, so they were not computed; “again”: by requests that came back from a preemption",
   "drafts accepted": "guesses of the next tokens that became text, of all that were computed",
   "evictions": "cached blocks whose text was given up because a block was needed",
@@ -167,6 +168,7 @@ function showNumbers(snapshot) {
                    "slots in use": percent(counters.used ?? 0, sizes.slots), "preemptions": (counters.preemptions ?? 0) - (atStart.preemptions ?? 0),
                    "blocks copied": (counters.copied ?? 0) - (counters.moved ?? 0), "blocks moved": sizes.host_blocks ? counters.moved ?? 0 : null,
                    "brought back": sizes.tier_blocks ? counters.tier_restored ?? 0 : null,
+                   "window blocks": sizes.window_blocks ? `${counters.window_held ?? 0} of ${sizes.window_blocks}` : null,
                    "prompt tokens found cached": (counters.found ?? 0) + (foundAgain(counters) ? ` + ${foundAgain(counters)} again` : ""),
                    "drafts accepted": drafts ? `${(counters.accepted ?? 0) - (atStart.accepted ?? 0)} of ${drafts}` : null,
                    "evictions": counters.evictions ?? 0, "tokens written": (counters.generated ?? 0) - (atStart.generated ?? 0)};

@@ -15,7 +15,7 @@
 
 const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, draining: false, running: [], waiting: [], requests: new Map(), ended: [],
                               cached: new Map(), counters: {}, atStart: {}, poolsSeen: 0, numRunning: 0, numWaiting: 0,
-                              sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0, tier_blocks: 0}, happened: noEvents()});
+                              sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0, tier_blocks: 0, window_blocks: 0}, happened: noEvents()});
 const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], tier: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
                          drafts: [], released: new Map()});
 

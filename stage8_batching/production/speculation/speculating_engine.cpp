@@ -7,13 +7,16 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "../host_cache/host_cache_runner.h"
 #include "../host_cache/host_cache_scheduler.h"
 #include "../scoring/prompt_scores.h"
+#include "../windows/local_pool_scheduler.h"
 #include "../windows/window_scheduler.h"
+#include "common/base/check.h"
 
 namespace stage8 {
 namespace {
@@ -30,6 +33,25 @@ TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Ru
                         bytes * static_cast<double>(model.num_parameters()) / gpu.tensor_parallel);
 }
 
+// Null if all layers are in one pool.
+std::shared_ptr<LocalPool> separate_windows(const common::LlamaConfig& config, const EngineOptions& options,
+                                            Runner& runner) {
+  auto* const windows = dynamic_cast<SeparateWindows*>(&runner);
+  const bool has_both = config.has_windows() && config.global_period > 0;
+  return windows != nullptr && has_both ? windows->separate_windows(num_local_parts(config, options, runner.cache()))
+                                        : nullptr;
+}
+
+// Throws if the windows of one of them can never be in their pool at once: the others get a pass of their own.
+void check_windows(const Scheduler& scheduler, const std::vector<ScheduledGroup>& groups) {
+  const auto* const windows = dynamic_cast<const LocalPoolScheduler*>(&scheduler);
+  for (std::size_t i = 0; windows != nullptr && i < groups.size(); ++i) {
+    if (const std::string reason = windows->obstacle(*groups[i].group); !reason.empty()) {
+      throw common::InputError(reason);
+    }
+  }
+}
+
 }  // namespace
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
@@ -42,6 +64,7 @@ SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOpt
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
+  check_windows(*scheduler_, groups);
   Step step(manager_, std::move(groups));
   std::vector<common::ScoredRow> scored = scored_rows(step);
   const RaggedBatch& batch = with_drafts(step.batch(), scored);
@@ -198,8 +221,11 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
                                              num_host_cache_blocks, size.block_size);
     runner = std::make_unique<HostCacheRunner>(std::move(runner), host_cache);
   }
+  const common::LlamaConfig& config = model.config();
   // If one layer sees all tokens, all blocks are needed.
-  const int window = model.config().has_windows() && model.config().global_period == 0 ? model.config().window : 0;
+  const int window = config.has_windows() && config.global_period == 0 ? config.window : 0;
+  const std::shared_ptr<LocalPool> local_pool =
+      host_cache == nullptr ? separate_windows(config, options, *runner) : nullptr;
   const bool runs_ahead = options.scheduler.run_ahead.value_or(runner->is_asynchronous());
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler,
                                   bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
@@ -210,6 +236,9 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
     }
     if (host_cache != nullptr) {
       return std::make_unique<HostCacheScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen, host_cache);
+    }
+    if (local_pool != nullptr) {
+      return std::make_unique<LocalPoolScheduler>(local_pool, manager, scheduler, use_prefix_cache, num_drafts, chosen);
     }
     if (window > 0) {
       return std::make_unique<WindowScheduler<SpeculatingScheduler>>(window, num_in_flight, manager, scheduler,

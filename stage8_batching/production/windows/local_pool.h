@@ -1,0 +1,108 @@
+// The pool of the layers with a window, in models in which other layers see all tokens. Bookkeeping in integers.
+//
+// The engine's manager, its tables and its block numbers are those of the layers that see all. For a layer with a
+// window these numbers are names: its K and V of a block are in the block's *part*, a block of another, smaller pool.
+// Only this class knows which blocks have one. A block that no window reaches can do without, and its place in the
+// tables stays what it is:
+//
+//   block_size 4, window 6, 13 tokens: the next query sees positions 8 … 13
+//   block table         [7, 1, 3, 5]
+//   parts of its blocks [-, -, 0, 1]
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "../../block_copy.h"
+#include "../../kv_cache_manager.h"
+
+namespace stage8 {
+
+// In how many blocks the tokens of a window can lie.
+constexpr int max_blocks_of_window(int window, int block_size) { return (window + block_size - 2) / block_size + 1; }
+
+struct LocalPoolSize {
+  int num_parts = 0;   // that windows hold, or a text whose windows have gone on
+  int num_blocks = 0;  // of the layers that see all
+  int num_host_blocks = 0;
+  int block_size = 0;
+  int window = 0;
+};
+
+class LocalPool {
+ public:
+  explicit LocalPool(const LocalPoolSize& size);
+
+  const LocalPoolSize& size() const { return size_; }
+  // The block's part, or -1. The part of a host block has the block's own number. The others are numbered from 0 on,
+  // the smallest that is free first, and below num_blocks: see num_needed().
+  int part_of(int block) const { return part_of_[static_cast<std::size_t>(block)]; }
+  bool is_free(int part) const { return num_users_[static_cast<std::size_t>(part)] == 0; }
+
+  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. Only
+  // copies on write that were planned for a step which then found no room can take it beyond that.
+  int num_needed(const KvCacheManager& manager) const;
+
+  // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
+  // whose last window has its parts. A block without one shares the part of another block with the same text.
+  std::size_t share_parts(const KvCacheManager& manager, std::span<const int> blocks);
+
+  // To be called before a step is scheduled, and when all its slots are reserved: gives parts to the blocks that are
+  // reserved, and plans the copies that belong to the manager's. For parts that are missing, other blocks lose theirs,
+  // first the one that has not been in a window for the longest time. If memory runs out, it throws, and can be called
+  // again.
+  void begin_step(const KvCacheManager& manager);
+  void end_step(const KvCacheManager& manager);
+
+  // The planned copies of parts that are not carried out yet: in this order, before the next step.
+  std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
+  void clear_pending_copies() { pending_copies_.clear(); }
+
+  int num_held() const { return num_held_; }                 // by the windows of the step that was scheduled last
+  int num_cached() const { return num_used_ - num_held_; }   // of blocks that no window reaches
+  std::int64_t num_evicted() const { return num_evicted_; }  // parts that were given up for others, so far
+
+ private:
+  using Blocks = std::multiset<int>;
+
+  Blocks reached(const KvCacheManager& manager) const;
+  std::span<const BlockCopy> untranslated(const KvCacheManager& manager) const {
+    return manager.pending_copies().subspan(num_translated_);
+  }
+  // Plans the copies of parts that belong to the manager's new ones.
+  void translate(const KvCacheManager& manager, const Blocks& reached);
+  // Gives the block a part that no other block has. Those of blocks in `keep` are not taken for it.
+  void give_part(int block, const Blocks& keep);
+  void drop_part(int block);
+  // Gives up the part that has not been in a window for the longest time, of blocks that are not in `keep`. Returns
+  // false if there is none.
+  bool evict(const Blocks& keep);
+
+  LocalPoolSize size_;
+  std::vector<int> part_of_;             // by block, host blocks included
+  std::vector<int> num_users_;           // by part: how many blocks have it
+  std::vector<std::int64_t> last_used_;  // by part: the last step in which it was in a window
+  std::vector<BlockCopy> pending_copies_;
+  std::size_t num_translated_ = 0;  // the manager's first pending copies: their parts' copies are planned
+  bool is_complete_ = true;         // whether end_step() has returned
+  std::int64_t step_ = 0;
+  int num_used_ = 0;
+  int num_held_ = 0;
+  std::int64_t num_evicted_ = 0;
+};
+
+// What a runner is that can hold K and V of the layers with a window in a pool of their own.
+class SeparateWindows {
+ public:
+  virtual ~SeparateWindows() = default;
+
+  // From the first step on, which comes later, these layers have num_parts blocks; the scheduler keeps the pool's
+  // books. Null, and nothing changes, if these are as many as the other layers have.
+  virtual std::shared_ptr<LocalPool> separate_windows(int num_parts) = 0;
+};
+
+}  // namespace

@@ -1,0 +1,203 @@
+#include "local_pool_scheduler.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../../engine.h"
+#include "common/base/check.h"
+#include "common/base/text.h"
+
+namespace stage8 {
+namespace {
+
+constexpr SequenceId kBallast = -1;  // engines number from 0
+
+// Holds blocks while it lives.
+class Ballast {
+ public:
+  Ballast(KvCacheManager& manager, int num_blocks) : manager_(manager) {
+    if (num_blocks > 0) {
+      manager.allocate(kBallast, num_blocks * manager.block_size());
+    }
+  }
+  ~Ballast() {
+    if (manager_.contains(kBallast)) {
+      manager_.free(kBallast);
+    }
+  }
+  Ballast(const Ballast&) = delete;
+  Ballast& operator=(const Ballast&) = delete;
+
+ private:
+  KvCacheManager& manager_;
+};
+
+// What a group without blocks computes first, in one sequence: all that its texts have in common, but no last token of
+// several texts.
+std::vector<common::Token> common_text(const SequenceGroup& group) {
+  const Branch& first = group.live().front();
+  std::size_t num_common = first.tokens.size() + (group.pending_row().has_value() ? 1 : 0);
+  if (group.live().size() > 1) {
+    num_common = first.tokens.size() - 1;
+    for (const Branch& branch : group.live()) {
+      const std::size_t length = std::min(num_common, branch.tokens.size());
+      const auto end = first.tokens.begin() + static_cast<std::ptrdiff_t>(length);
+      num_common = static_cast<std::size_t>(std::mismatch(first.tokens.begin(), end, branch.tokens.begin()).first -
+                                            first.tokens.begin());
+    }
+  }
+  return group.tokens(first.sequence, 0, static_cast<int>(group.request().prompt.size() + num_common));
+}
+
+}  // namespace
+
+int num_local_parts(const common::LlamaConfig& config, const EngineOptions& options, const CacheSize& cache) {
+  const int max_length = std::min(max_context(config, options), cache.num_blocks * cache.block_size);
+  const std::int64_t text = blocks_needed(max_length, cache.block_size);
+  const std::int64_t window = max_blocks_of_window(config.window, cache.block_size);
+  const std::int64_t balanced = (cache.num_blocks * window + text - 1) / text;
+  const std::int64_t least = 2 * window + blocks_needed(options.scheduler.token_budget, cache.block_size);
+  return static_cast<int>(std::min<std::int64_t>(std::max(balanced, least), cache.num_blocks));
+}
+
+LocalPoolScheduler::LocalPoolScheduler(std::shared_ptr<LocalPool> pool, KvCacheManager& manager,
+                                       const SchedulerOptions& options, bool use_prefix_cache, int default_drafts,
+                                       const TokenCost& cost)
+    : SpeculatingScheduler(manager, options, use_prefix_cache, default_drafts, cost), pool_(std::move(pool)) {}
+
+ScheduledStep LocalPoolScheduler::schedule() {
+  const int num_parts = pool_->size().num_parts;
+  has_preempted_ = false;
+  pool_->begin_step(manager_);
+  ScheduledStep step;
+  for (bool is_first = true, fits = false; !fits; is_first = false) {
+    const int room = std::max(0, num_parts - pool_->num_needed(manager_));
+    const bool is_short = !is_first || max_growth() > room;
+    ScheduledStep attempt;
+    {
+      const Ballast ballast(manager_, is_short ? num_available() - room : 0);
+      attempt = SpeculatingScheduler::schedule();
+    }
+    // A request that is preempted leaves more blocks than parts, so that too many may have been reserved, or more parts
+    // than blocks. Each further attempt begins with fewer requests, or with one that was alone and found less room than
+    // it was admitted for.
+    const bool has_changed = !attempt.admitted.empty() || !attempt.preempted.empty();
+    fits = has_changed ? pool_->num_needed(manager_) <= num_parts && !attempt.groups.empty()
+                       : is_short || pool_->num_needed(manager_) <= num_parts;
+    has_preempted_ = has_preempted_ || !attempt.preempted.empty();
+    attempt.admitted.insert(attempt.admitted.begin(), step.admitted.begin(), step.admitted.end());
+    attempt.preempted.insert(attempt.preempted.begin(), step.preempted.begin(), step.preempted.end());
+    attempt.is_memory_short = attempt.is_memory_short || step.is_memory_short;
+    step = std::move(attempt);
+    if (!fits) {
+      roll_back();
+    }
+  }
+  pool_->end_step(manager_);
+  return step;
+}
+
+std::string LocalPoolScheduler::obstacle(const SequenceGroup& group) const {
+  const LocalPoolSize& size = pool_->size();
+  const int num_sequences = group.max_sequences();
+  const int num_parts = std::min(num_sequences * max_blocks_of_window(size.window, size.block_size),
+                                 max_slots_of(group.request(), num_sequences, size.block_size) / size.block_size);
+  return num_parts <= size.num_parts
+             ? ""
+             : common::format(
+                   "%d sequences need up to %d blocks in layers that see %d tokens, which have %d: fewer "
+                   "sequences would do, or more --slots",
+                   num_sequences, num_parts, size.window, size.num_parts);
+}
+
+void LocalPoolScheduler::admit_waiting(ScheduledStep& step) {
+  if (!has_preempted_) {
+    SpeculatingScheduler::admit_waiting(step);
+  }
+}
+
+bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admission) {
+  const LocalPoolSize& size = pool_->size();
+  const int max_window = max_blocks_of_window(size.window, size.block_size);
+  // Alone, a group computes as many tokens as there is room for.
+  const int room = running().empty() ? std::numeric_limits<int>::max()
+                                     : size.num_parts - pool_->num_needed(manager_) - admission.spare_blocks;
+  if (group.output().state == RequestState::kSwapped) {
+    return static_cast<int>(group.live().size()) * max_window <= room &&
+           SpeculatingScheduler::find_room(group, admission);
+  }
+  if (num_available() <= admission.spare_blocks) {
+    return false;  // before the tokens are hashed
+  }
+  const std::vector<common::Token> text = common_text(group);
+  const bool looks_up = admission.use_prefix_cache && group.request().num_scored == 0;
+  const std::vector<int> hits =
+      manager_.prefix_cache().find(std::span(text).first(looks_up ? text.size() - 1 : 0), group.request().cache_salt);
+  const std::size_t num_shared = pool_->share_parts(manager_, hits);
+  const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
+  const int num_new = blocks_needed(std::min(admission.max_tokens, num_missing), size.block_size);
+  if (std::min(static_cast<int>(num_shared), max_window) + num_new > room) {
+    return false;
+  }
+  return num_shared == hits.size() ? SpeculatingScheduler::find_room(group, admission)
+                                   : allocate(group, text, std::span(hits).first(num_shared), admission);
+}
+
+bool LocalPoolScheduler::allocate(const SequenceGroup& group, std::span<const common::Token> text,
+                                  std::span<const int> shared, const Admission& admission) {
+  const int block_size = manager_.block_size();
+  const SequenceId sequence = group.live().front().sequence;
+  const std::size_t num_found = shared.size() * static_cast<std::size_t>(block_size);
+  const int num_tokens = std::min(admission.max_tokens, static_cast<int>(text.size() - num_found));
+  const auto num_cached = static_cast<int>(
+      std::count_if(shared.begin(), shared.end(), [&](int block) { return manager_.reference_count(block) == 0; }));
+  if (blocks_needed(num_tokens, block_size) > num_available() - num_cached - admission.spare_blocks) {
+    return false;
+  }
+  // One token more than what is shared: the manager leaves the last one to be computed.
+  Admission terms = admission;
+  terms.max_tokens = 1;
+  COMMON_CHECK(manager_.allocate(sequence, text.first(num_found + 1), group.request().cache_salt, terms),
+               "there is room for more than a token");
+  try {
+    COMMON_CHECK(manager_.reserve(sequence, num_tokens), "there is room for all of them");
+  } catch (...) {
+    manager_.free(sequence);
+    throw;
+  }
+  return true;
+}
+
+int LocalPoolScheduler::max_growth() const {
+  const int block_size = manager_.block_size();
+  int budget = options().token_budget;
+  int num_blocks = 0;
+  for (const std::shared_ptr<SequenceGroup>& group : running()) {
+    group->fork_branches();
+    const ScheduledTokens tokens = group->tokens_to_compute();
+    for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
+      const int num_tokens = std::min(tokens.num_tokens[i], budget);
+      const int length = manager_.length(tokens.sequences[i]);
+      const std::vector<int>& table = manager_.block_table(tokens.sequences[i]);
+      budget -= num_tokens;
+      num_blocks += std::max(
+          0, blocks_needed(length + num_tokens + common::kMaxDrafts, block_size) - static_cast<int>(table.size()));
+      // A copy on write of a shared block that is not full.
+      num_blocks +=
+          length % block_size != 0 && manager_.reference_count(table[static_cast<std::size_t>(length / block_size)]) > 1
+              ? 1
+              : 0;
+    }
+  }
+  return num_blocks;
+}
+
+int LocalPoolScheduler::num_available() const {
+  return static_cast<int>(manager_.free_blocks().size() + manager_.prefix_cache().evictable().size());
+}
+
+}  // namespace

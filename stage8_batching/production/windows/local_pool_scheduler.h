@@ -1,0 +1,51 @@
+// A scheduler for models with layers of two kinds: besides blocks, it finds room for their parts in the smaller pool
+// (local_pool.h). Too few parts are to it what too few blocks are: running requests are preempted, others wait.
+//
+// Where parts are short, the base class must find as few blocks as there are parts: the others are held by a sequence
+// of no request while the step is scheduled. The cached ones among them are evicted, and no prompt misses them: what no
+// window reaches has lost its parts then, or is about to.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../../runner.h"
+#include "../speculation/speculating_scheduler.h"
+#include "local_pool.h"
+
+namespace stage8 {
+
+// How many parts go with a runner's blocks, so that both run out at the same time if all texts are as long as a text
+// may become: as many as its windows need for each of its blocks. But never fewer than a text needs that runs with as
+// many tokens as a step may have, and the window of one that has ended. num_blocks if nothing is saved.
+int num_local_parts(const common::LlamaConfig& config, const EngineOptions& options, const CacheSize& cache);
+
+class LocalPoolScheduler : public SpeculatingScheduler {
+ public:
+  // The other arguments are the base class's. The runner that computes the steps shares the pool.
+  LocalPoolScheduler(std::shared_ptr<LocalPool> pool, KvCacheManager& manager, const SchedulerOptions& options,
+                     bool use_prefix_cache, int default_drafts, const TokenCost& cost);
+
+  ScheduledStep schedule() override;
+
+  const LocalPool& local_pool() const { return *pool_; }
+  // Why the group's windows can never be in the pool at once; empty if they can.
+  std::string obstacle(const SequenceGroup& group) const;
+
+ protected:
+  void admit_waiting(ScheduledStep& step) override;
+  bool find_room(SequenceGroup& group, const Admission& admission) override;
+
+ private:
+  // The most blocks that the running groups can take in the next step, with drafts.
+  int max_growth() const;
+  int num_available() const;  // blocks without an owner
+  // As Scheduler::find_room() for a group whose first `found` tokens are shared, although more of them are cached.
+  bool allocate(const SequenceGroup& group, std::span<const common::Token> text, std::span<const int> shared,
+                const Admission& admission);
+
+  std::shared_ptr<LocalPool> pool_;
+  bool has_preempted_ = false;  // in this step
+};
+
+}  // namespace
