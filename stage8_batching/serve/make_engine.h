@@ -58,6 +58,8 @@ bool share_reading(Runner& runner, bool enabled);
 
 // Of the engine's runner; zeros if it cannot.
 common::SharedReadingFigures shared_reading_figures(Engine& engine);
+// The blocks that the runner's last step has read once for several sequences.
+std::span<const int> shared_blocks(Engine& engine);
 
 // The engine's counters, with the bytes that were read in fact.
 std::vector<common::Counter> counters_of(Engine& engine);
