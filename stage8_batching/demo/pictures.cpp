@@ -600,7 +600,7 @@ std::vector<common::Picture> pictures() {
           {"speculation", "drafts in their slots, accepted and taken back", draw_speculation},
           {"host_cache", "what the pool evicts, kept on the host and brought back", draw_host_cache},
           {"shared_reading", "blocks that two samples share, read apart and together", draw_shared_reading},
-          {"windows", "blocks behind the window, given up while their text lives", draw_windows}};
+          {"reach", "blocks behind the window, given up while their text lives", draw_windows}};
 }
 
 }  // namespace
