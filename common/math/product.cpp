@@ -15,6 +15,10 @@ namespace {
 // Above this many rows of a, packing pays.
 constexpr Eigen::Index kFewRows = 8;
 
+// If a product's three sizes add up to less, Eigen computes each of its elements by itself, as c is aligned: then the
+// results would depend on where c lies in memory (EIGEN_GEMM_TO_COEFFBASED_PRODUCT_THRESHOLD).
+constexpr Eigen::Index kSmallProduct = 20;
+
 constexpr Eigen::Index kPacket = kNumLanes;
 
 // The sums that a product of packed rows holds in registers: this many packets of rows of a, for this many rows of b.
@@ -288,7 +292,7 @@ void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<con
 
 void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c) {
   COMMON_CHECK(a.cols() == b.rows() && c.rows() == a.rows() && c.cols() == b.cols(), "shapes don't fit");
-  if (a.rows() > kFewRows) {
+  if (a.rows() > kFewRows && a.rows() + a.cols() + b.cols() >= kSmallProduct) {
     c.noalias() += a * b;
     return;
   }

@@ -177,6 +177,7 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
                       {"max_sequences", engine.max_sequences},
                       {"context_length", engine.context_length},
                       {"max_drafts", engine.max_drafts},
+                      {"window", engine.window},
                       {"pool", news.pool},
                       {"slots_at_start", news.num_slots_at_start},
                       {"is_changed", news.is_resized}};
@@ -192,6 +193,9 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
   record["happened"] = happened_json(steps_);
   if (!steps_.empty() && !steps_.back().drafts.empty()) {
     record["happened"]["drafts"] = drafts_json(steps_.back());
+  }
+  if (!steps_.empty() && !steps_.back().shared_blocks.empty()) {
+    record["happened"]["shared"] = {steps_.back().shared_blocks, steps_.back().num_reads_saved};
   }
   steps_.clear();
   for (const auto& [name, known, now] : {std::tuple{"running", &running_, ids_of(pool.running)},

@@ -54,6 +54,8 @@ struct StepReport {
   bool is_memory_short = false;        // requests wait because blocks are missing
   std::vector<BlockMove> copies;       // these copies, in order
   std::vector<SequenceDrafts> drafts;  // of the sequences that have some
+  std::vector<int> shared_blocks;      // blocks that were read once for several sequences
+  std::int64_t num_reads_saved = 0;    // of blocks: how often these would have been read besides
   SlotUsage usage;                     // right after the forward pass, when the cache is fullest
 
   // What num_tokens would be if all sequences were padded to the longest.

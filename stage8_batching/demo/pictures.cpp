@@ -515,6 +515,82 @@ std::string draw_shared_reading() {
   return svg.to_string();
 }
 
+// A text of blocks of 4, of which a query sees 6 positions: what lies behind the window goes, and its places stay.
+std::string draw_windows() {
+  constexpr int kWindow = 6;
+  constexpr int kNumPlaces = 5;
+  KvCacheManager manager(kNumPoolBlocks, kBlockSize);
+  for (int block = 0; block < kNumPoolBlocks; ++block) {
+    COMMON_CHECK(manager.allocate(10 + block, 1), "the picture's pool has room for it");
+  }
+  for (const int block : {4, 2, 5, 3, 1, 7}) {
+    manager.free(10 + block);
+  }
+  Svg svg(kWidth, 432, "Blocks behind the window are given up while their text is being written",
+          "With 13 tokens in blocks 7, 1, 3 and 5, the next query sees positions 8 to 13. Blocks 7 and 1 are given up: "
+          "one empty block, 2, stands in both of their places. With 17 tokens it stands in a third one, and the text's "
+          "fifth block is 7, which it gave up before.");
+  constexpr double kPitch = (kRight - kLeft + 8.0) / kNumPlaces;
+  constexpr double kSlot = (kPitch - 8.0) / kBlockSize;
+  const auto draw_table = [&](double y, const std::string& title, int stand_in) {
+    const std::vector<int>& table = manager.block_table(0);
+    const int length = manager.length(0);
+    std::vector<int> free_blocks(manager.free_blocks().rbegin(), manager.free_blocks().rend());
+    svg.text({kLeft, y}, title, kHeading);
+    svg.text({kRight, y}, "free: " + common::format_list(free_blocks), {.size = 16.0, .anchor = Anchor::kEnd});
+    for (std::size_t place = 0; place < table.size(); ++place) {
+      const double x = kLeft + kPitch * static_cast<double>(place);
+      const bool stands_in = table[place] == stand_in;
+      const Hue hue = stands_in ? Hue::kGrey : Hue::kBlue;
+      svg.label({x, y + 10.0, kPitch - 8.0, 24.0}, common::format("block %d", table[place]),
+                {.size = 16.0, .hue = hue, .bold = !stands_in});
+      for (int slot = 0; slot < kBlockSize; ++slot) {
+        const int position = static_cast<int>(place) * kBlockSize + slot;
+        const Box box{x + kSlot * slot, y + 38.0, kSlot, 34.0};
+        const bool is_next = position == length;
+        const bool is_seen = position > length - kWindow;
+        svg.box(box, {is_next   ? Hue::kOrange
+                      : is_seen ? hue
+                                : Hue::kGrey,
+                      stands_in || position > length ? Fill::kPaper : Fill::kSoft, 1.0, 0.0, stands_in});
+        if (position <= length && !stands_in) {
+          svg.label(box, std::to_string(position), {.size = 14.0, .hue = Hue::kInk, .code = true});
+        }
+      }
+    }
+  };
+  const auto write = [&](int num_tokens) {
+    COMMON_CHECK(manager.reserve(0, num_tokens), "the picture's pool has room for the text");
+    manager.commit(0, num_tokens);
+  };
+  COMMON_CHECK(manager.allocate(0, 1), "the picture's pool has room for the text");
+  manager.commit(0, 1);
+  write(12);
+  draw_table(34.0, "13 tokens: the next query sees positions 8 to 13", -1);
+  // As free_hidden_blocks(): another owner holds the block until it has its places.
+  COMMON_CHECK(manager.allocate(1, 1), "there is a block to stand in");
+  const int stand_in = manager.block_table(1).front();
+  const auto give_up = [&] {
+    for (int place = (manager.length(0) - kWindow + 1) / kBlockSize - 1;
+         place >= 0 && manager.block_table(0)[static_cast<std::size_t>(place)] != stand_in; --place) {
+      manager.replace_block(0, place, stand_in);
+    }
+  };
+  give_up();
+  manager.free(1);
+  draw_table(158.0, "Blocks 7 and 1 are given up, and their places stay", stand_in);
+  write(4);
+  give_up();
+  draw_table(282.0, "17 tokens: the text has its old block 7 once more", stand_in);
+  svg.line({{kLeft, 124.0}, {kRight, 124.0}}, {.hue = Hue::kGrey, .width = 0.7});
+  svg.line({{kLeft, 248.0}, {kRight, 248.0}}, {.hue = Hue::kGrey, .width = 0.7});
+  svg.legend({kLeft, 394.0}, {{Hue::kBlue, Fill::kSoft, "seen by the next query"},
+                              {Hue::kOrange, Fill::kSoft, "its own token"},
+                              {Hue::kGrey, Fill::kSoft, "behind the window"},
+                              {Hue::kGrey, Fill::kPaper, "nothing: the block stands in"}});
+  return svg.to_string();
+}
+
 }  // namespace
 
 std::vector<common::Picture> pictures() {
@@ -523,7 +599,8 @@ std::vector<common::Picture> pictures() {
           {"swapping", "a sequence leaves for host memory and comes back", draw_swapping},
           {"speculation", "drafts in their slots, accepted and taken back", draw_speculation},
           {"host_cache", "what the pool evicts, kept on the host and brought back", draw_host_cache},
-          {"shared_reading", "blocks that two samples share, read apart and together", draw_shared_reading}};
+          {"shared_reading", "blocks that two samples share, read apart and together", draw_shared_reading},
+          {"reach", "blocks behind the window, given up while their text lives", draw_windows}};
 }
 
 }  // namespace

@@ -86,13 +86,13 @@ std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatc
 
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
   const std::vector<common::ScoredRow> rows = take_rows();
-  groups_ = plan_sharing(batch);
+  read_together(batch, plan_sharing(batch));
   if (scorer_ == nullptr && !rows.empty()) {
     scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);
   }
   if (scorer_ == nullptr) {
     const StepId own = GpuRunner::enqueue(batch);
-    count(groups_);
+    count();
     return own;
   }
   const StepId next{last().value + 1};
@@ -106,7 +106,7 @@ StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
     skip_to({next.value - 1});
     throw;
   }
-  count(groups_);
+  count();
   return next;
 }
 
@@ -129,10 +129,10 @@ int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
 void RecordingRunner::launch(const StepCounts& counts) {
   const auto which = static_cast<std::size_t>(counts.buffers);
   if (sharing_ != nullptr) {
-    sharing_->read_together(groups_.empty() ? nullptr : plans_->data(which));
+    sharing_->read_together(groups().empty() ? nullptr : plans_->data(which));
   }
   launch_recorded(counts);
-  if (!groups_.empty()) {
+  if (!groups().empty()) {
     plans_->end(which, stream());
   }
 }
@@ -146,7 +146,7 @@ void RecordingRunner::launch_recorded(const StepCounts& counts) {
     GpuRunner::launch(counts);
     return;
   }
-  const std::tuple key(counts.buffers, size, counts.num_tokens, !groups_.empty());
+  const std::tuple key(counts.buffers, size, counts.num_tokens, !groups().empty());
   auto found = steps_.find(key);
   if (found == steps_.end()) {
     found = steps_.try_emplace(key, stream(), [&] { GpuRunner::launch(counts); }).first;

@@ -63,7 +63,6 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
 
   std::unique_ptr<common::SharingKernels> sharing_;  // in place of the kernels; nullptr if these can't read together
   std::unique_ptr<SharedPlans> plans_;               // if there are such kernels
-  std::vector<common::SharedPrefix> groups_;         // of the step that is enqueued now
   // By the buffers that they use, the numbers of sequences and of tokens, and whether sequences read together.
   std::map<std::tuple<int, int, int, bool>, common::Graph> steps_;
   int vocab_size_;

@@ -148,11 +148,13 @@ void EngineAdapter::watch_passes(std::function<void(const std::string&)> on_pass
 
 common::EngineDescription EngineAdapter::description() const {
   const EngineOptions& options = engine_.options();
+  const common::LlamaConfig& model = engine_.model().config();
   return {.sizes = {*options.num_slots, options.block_size, options.scheduler.token_budget},
           .max_sequences = options.scheduler.max_sequences,
           .num_host_blocks = blocks_needed(options.num_host_slots, options.block_size),
           .context_length = engine_.context_length(),
-          .max_drafts = max_drafts()};
+          .max_drafts = max_drafts(),
+          .window = model.has_windows() && model.global_period == 0 ? model.window : 0};
 }
 
 common::EngineStatus EngineAdapter::status() const {
@@ -290,6 +292,13 @@ void EngineAdapter::count_step() {
   for (const auto& [source, destination] : copies_) {
     const int largest = std::max(source, destination);  // blocks behind those for swapping are the second tier's
     blocks_moved_ += largest >= cache.num_blocks && largest < cache.num_blocks + cache.num_host_blocks ? 1 : 0;
+  }
+  const std::int64_t saved = shared_reading_figures(engine_).blocks_saved;
+  last_step_.num_reads_saved = saved - blocks_saved_;
+  blocks_saved_ = saved;
+  if (last_step_.num_reads_saved > 0) {
+    const std::span<const int> blocks = shared_blocks(engine_);
+    last_step_.shared_blocks.assign(blocks.begin(), blocks.end());
   }
 }
 

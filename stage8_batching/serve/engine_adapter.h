@@ -82,6 +82,7 @@ class EngineAdapter : public common::ServedEngine {
   std::int64_t prompt_tokens_ = 0;         // of requests that have been admitted and looked up in the prefix cache
   std::int64_t prompt_tokens_found_ = 0;   // of these, in the cache at that time
   std::int64_t blocks_moved_ = 0;          // between the pool and the host's memory
+  std::int64_t blocks_saved_ = 0;          // that several sequences of a step have read once
   std::vector<common::BlockMove> copies_;  // of the current step
   bool is_in_step_ = false;
 };

@@ -140,6 +140,11 @@ common::SharedReadingFigures shared_reading_figures(Engine& engine) {
   return reading != nullptr ? reading->figures() : common::SharedReadingFigures();
 }
 
+std::span<const int> shared_blocks(Engine& engine) {
+  const SharedReading* const reading = shared_reading(engine.runner());
+  return reading != nullptr ? reading->blocks() : std::span<const int>();
+}
+
 bool scores_prompts(const Runner& runner) { return dynamic_cast<const RowScoring*>(&runner) != nullptr; }
 
 GenerationRequest in_fewest_steps(GenerationRequest request) {
@@ -181,6 +186,8 @@ std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return 
 bool share_reading(Runner& /*runner*/, bool /*enabled*/) { return false; }
 
 common::SharedReadingFigures shared_reading_figures(Engine& /*engine*/) { return {}; }
+
+std::span<const int> shared_blocks(Engine& /*engine*/) { return {}; }
 
 bool scores_prompts(const Runner& /*runner*/) { return false; }
 

@@ -60,6 +60,8 @@ bool share_reading(Runner& runner, bool enabled);
 
 // Of the engine's runner; zeros if it cannot.
 common::SharedReadingFigures shared_reading_figures(Engine& engine);
+// The blocks that the runner's last step has read once for several sequences.
+std::span<const int> shared_blocks(Engine& engine);
 
 // Whether make_engine() makes an engine of this runner that scores prompts: log-probabilities from the steps that
 // compute them.

@@ -1118,6 +1118,34 @@ TEST_CASE("linear: up to 8 tokens, a token's row is what it is alone, bit for bi
   }
 }
 
+TEST_CASE("a product does not depend on where its numbers lie in memory", "[linear]") {
+  Random random(23);
+  const auto random_matrix = [&](Eigen::Index rows, Eigen::Index cols) {
+    Matrix matrix(rows, cols);
+    std::generate_n(matrix.data(), matrix.size(), [&] { return static_cast<float>(random.normal()); });
+    return matrix;
+  };
+  for (const Eigen::Index rows : {3, 9, 10, 12}) {  // few, and more than that
+    for (Eigen::Index depth = 1; depth <= 8; ++depth) {
+      for (Eigen::Index cols = 1; cols <= 12; ++cols) {
+        const Matrix a = random_matrix(rows, depth);
+        const Matrix b = random_matrix(depth, cols);
+        const Matrix before = random_matrix(rows, cols);
+        Matrix expected = before;
+        common::multiply_add(a, b, expected);
+        for (Eigen::Index offset = 1; offset < 8; ++offset) {
+          Matrix memory = Matrix::Zero(1, offset + rows * cols);
+          Eigen::Map<Matrix> sum(memory.data() + offset, rows, cols);
+          sum = before;
+          common::multiply_add(a, b, sum);
+          CAPTURE(rows, depth, cols, offset);
+          CHECK(sum == expected);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("linear wants as many features as the weights have", "[linear]") {
   const Matrix x = Matrix::Ones(2, 7);
   CHECK(contains(error_of<CheckError>([&] { common::linear(x, Matrix::Ones(3, 8)); }),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -117,6 +118,78 @@ TEST_CASE("GPU: sequences that read a shared prefix together get what they get a
 }
 
 #endif
+
+TEST_CASE("GPU: two steps with other shared prefixes are in flight at once") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Three sequences of each of two prompts, of four blocks and of three. In turn, a step has those of one prompt alone,
+  // those of the other one, or all: its plan is on its way while the step before reads another one. One step at a time,
+  // the same tokens are drawn.
+  constexpr int kSteps = 18;
+  const std::vector<int> prompts = {64, 48};
+  std::vector<std::vector<Token>> found[2];
+  for (const bool ahead : {false, true}) {
+    tests::BuiltRunner runner(bundled().llama, shape_of(80), {.types = kCacheTypes[1]}, 128, 8);
+    REQUIRE(runner.set_reading_costs({.block = 1}));
+    for (const int prompt : {0, 1}) {
+      const int length = prompts[static_cast<std::size_t>(prompt)];
+      std::vector<int> positions(static_cast<std::size_t>(length));
+      std::iota(positions.begin(), positions.end(), 0);
+      std::vector<int> slots = positions;
+      std::for_each(slots.begin(), slots.end(), [&](int& slot) { slot += prompt * 64; });
+      std::vector<int> table(static_cast<std::size_t>(length / 16));
+      std::iota(table.begin(), table.end(), prompt * 4);
+      const int num_blocks = static_cast<int>(table.size());
+      runner.wait(runner.enqueue(make_step(some_tokens(length, 7 + prompt), {}, positions, slots, {0, length}, {length},
+                                           table, {0, num_blocks}, {length - 1})));
+    }
+    std::vector<int> lengths = {64, 48, 64, 48, 64, 48};
+    std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
+    std::optional<stage::StepId> in_flight;
+    for (int i = 0; i < kSteps; ++i) {
+      stage::RaggedBatch step;
+      for (int s = 0; s < 6; ++s) {
+        if (i % 3 < 2 && s % 2 != i % 3) {
+          continue;
+        }
+        int& length = lengths[static_cast<std::size_t>(s)];
+        std::vector<int> table(static_cast<std::size_t>(prompts[static_cast<std::size_t>(s % 2)] / 16));
+        std::iota(table.begin(), table.end(), s % 2 * 4);
+        for (int block = 0; static_cast<int>(table.size()) * 16 <= length; ++block) {
+          table.push_back(8 + s * 8 + block);
+        }
+        step.tokens.push_back(some_tokens(1, 100 + i * 8 + s).front());
+        step.positions.push_back(length);
+        step.slot_mapping.push_back(table.back() * 16 + length % 16);
+        length += 1;
+        step.context_lengths.push_back(length);
+        step.block_tables.insert(step.block_tables.end(), table.begin(), table.end());
+        step.table_starts.push_back(static_cast<int>(step.block_tables.size()));
+        step.query_starts.push_back(step.num_tokens() + 1);
+        step.logits_rows.push_back(step.num_tokens() - 1);
+      }
+      const stage::StepId own = runner.enqueue(step);
+      if (in_flight.has_value()) {
+        answers.push_back(runner.wait(*in_flight).tokens);
+      }
+      in_flight = own;
+      if (!ahead) {
+        answers.push_back(runner.wait(own).tokens);
+        in_flight.reset();
+      }
+    }
+    if (in_flight.has_value()) {
+      answers.push_back(runner.wait(*in_flight).tokens);
+    }
+    CHECK(runner.figures().steps == kSteps);
+    // 2 x 4 blocks of the first prompt's three sequences, 2 x 2 of the other one's, and both: a plan reads multiples of
+    // 32 tokens together.
+    CHECK(runner.figures().blocks_saved == kSteps / 3 * (8 + 4 + 12));
+  }
+  REQUIRE(found[0].size() == kSteps);
+  CHECK(found[0] == found[1]);
+}
 
 TEST_CASE("GPU: sequences that share a step get what they get alone") {
   if (!common::has_cuda_device()) {

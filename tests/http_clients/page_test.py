@@ -21,6 +21,7 @@ import urllib.parse
 
 import devtools
 import http_program
+import windowed_model
 
 SMALL = ["--device", "cpu", "--pool-controls", "--slots", "256", "--block-size", "4", "--budget", "64", "--paused"]
 SIZES = ((1400, 900), (1920, 1080))
@@ -1002,6 +1003,57 @@ def check_tier(browser, program):
         browser.close(page)
 
 
+def play_scene(page, name, is_over):
+    """To the moment that the scene is about."""
+    page.evaluate(f"[...document.querySelectorAll('#scenes button')].find((button) => button.textContent === '{name}').click()")
+    page.wait_for(f"shownChapter.scene?.name === '{name}' && timeline.latest.step > 3 && timeline.latest.requests.size === 0 && {is_over}")
+    page.evaluate("timeline.pace = 0.002; timeline.play(timeline.snapshots.length - 8, () => showMoment(shownChapter))")
+    page.wait_for("!timeline.isPlaying")
+
+
+def check_shared_reading(page):
+    play_scene(page, "Read once", "timeline.latest.counters.generated > 0")
+    blocks = page.evaluate("timeline.shown.happened.shared.blocks")
+    check("its scene ends where blocks are read once", len(blocks) == 4, blocks)
+    check("the step says so", text(page, "story").endswith(f"read once: {len(blocks)} blocks for several sequences, {3 * len(blocks)} reads less"), text(page, "story"))
+    check("these are the blocks that all four samples begin with", page.evaluate(
+        "[...timeline.shown.requests.values()][0].sequences.size === 4 && [...[...timeline.shown.requests.values()][0].sequences.values()]"
+        ".every(({blocks}) => timeline.shown.happened.shared.blocks.every((block, index) => blocks[index] === block))"))
+    check("the prompt's step has none", page.evaluate("timeline.snapshots.find(({steps, poolsSeen}) => steps.length && poolsSeen === timeline.shown.poolsSeen)"
+                                                      ".happened.shared.blocks.length") == 0)
+    line = page.evaluate("""(() => { const [block] = timeline.shown.happened.shared.blocks, {x, y, size, height} = blockRect(views.poolLayout, block);
+        const ratio = devicePixelRatio, at = [(x + size / 2) * ratio, (y + height + 1) * ratio];
+        return [...views.pool.getContext('2d').getImageData(...at.map(Math.round), 1, 1).data].slice(0, 3); })()""")
+    accent = page.evaluate("""(() => { const context = new OffscreenCanvas(1, 1).getContext('2d'); context.fillStyle = views.theme.accent;
+        context.fillRect(0, 0, 1, 1); return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); })()""")
+    check("they are underlined", line == accent, [line, accent])
+    check("a model without a window has no scene for one", page.evaluate("document.querySelector('[data-needs-window]').hidden"))
+
+
+def check_windows(browser, program):
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(folder) / "windowed.gguf"
+        windowed_model.write(model, 24)
+        with http_program.HttpProgram(program, "--model", str(model), *SMALL[:-1]) as server:
+            page = browser.open(server.url + "/")
+            page.wait_for("timeline.latest.sizes.blocks > 0")
+            check("a model's window is known", page.evaluate("timeline.latest.sizes.window === 24 && !document.querySelector('[data-needs-window]').hidden"))
+            play_scene(page, "Behind the window", "timeline.latest.counters.generated > 100")
+            check("its scene ends where blocks are given up", re.search(r"behind the window: \d blocks? given up", text(page, "story")), text(page, "story"))
+            check("both texts run, although the pool could not hold them as wholes", page.evaluate(
+                "timeline.shown.numRunning === 2 && timeline.latest.counters.preemptions === 0 && "
+                "[...timeline.shown.requests.values()].reduce((sum, {lastHeld}) => sum + lastHeld.tokens, 0) > timeline.shown.sizes.slots"))
+            stood_in = page.evaluate("(() => { const [request] = timeline.shown.requests.values(), [sequence] = request.sequences.values();"
+                                     " return [numStoodIn(sequence), sequence.length, sequence.blocks[0]]; })()")
+            check("a block stands in for what is behind the window", stood_in[0] == (stood_in[1] - 24 + 1) // 4 or stood_in[0] == (stood_in[1] - 24) // 4, stood_in)
+            page.evaluate(f"views.point({{block: {stood_in[2]}}}, 'pool', true)")
+            check("and says so", f"It stands in for logical blocks 0 to {stood_in[0] - 1} of request 0, which are behind the window" in text(page, "sentence"), text(page, "sentence"))
+            check("it is drawn as empty", page.evaluate(f"stateOf(timeline.shown, {stood_in[2]}).filled") == 0)
+            given_up = page.evaluate("timeline.snapshots.reduce((sum, {happened}) => sum + happened.behind, 0)")
+            check("blocks are counted once each", given_up >= 2 * stood_in[0] and given_up <= 2 * stood_in[0] + 2, [given_up, stood_in])
+            browser.close(page)
+
+
 def check_others(browser, program):
     """Pages of another origin, and this page under another name of the machine, steer nothing, even with --cors '*'."""
     class Other(http.server.BaseHTTPRequestHandler):
@@ -1263,6 +1315,7 @@ def main():
             check_copies(page)
             check_found_again(page, server)
             check_drafts(page)
+            check_shared_reading(page)
             for part in (check_ended, check_load, check_hostile, check_many, check_idle, check_motion, check_colors):
                 part(page)
             check_phone(browser, server.url)
@@ -1270,6 +1323,7 @@ def main():
             check_lost(page, server)
         check_first_visit(browser, arguments.program)
         check_tier(browser, arguments.program)
+        check_windows(browser, arguments.program)
         check_others(browser, arguments.program)
         check_without_controls(browser, arguments.program)
         check_chat(browser, arguments.program)

@@ -1,19 +1,28 @@
 // Shared blocks that are read once: what the CPU's runner reads, and that no text changes by it. SHARED_READING.md's
 // invariants by number.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/math/sampling.h"
 #include "common/model/generation.h"
+#include "common/serving/pool_view.h"
 #include "common/serving/prometheus.h"
+#include "common/serving/tally.h"
+#include "tests/stages/late_runner.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/catch.h"
+#include "tests/support/compare.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
@@ -74,6 +83,65 @@ std::string difference(const Served& left, const Served& right) {
   return "";
 }
 
+// What differs between attention together and apart of five sequences with the same two blocks, in groups of three and
+// two, and as many tokens of their own as `own` says, of which the last ones are the step's. Six heads on two kv heads,
+// and vectors that are no multiple of a processor's.
+std::string difference_of_attention(const std::vector<int>& own, const std::vector<int>& num_new) {
+  constexpr int kBlockSize = 4;
+  constexpr int kShared = 2 * kBlockSize;
+  stage::KvCache cache({1, 24, kBlockSize, 6, 2, 5});
+  cache.fill(std::numeric_limits<float>::quiet_NaN());
+  common::Random random(3);
+  const auto random_matrix = [&](int rows, int cols) {
+    common::Matrix matrix(rows, cols);
+    std::generate_n(matrix.data(), matrix.size(), [&] { return static_cast<float>(random.normal()); });
+    return matrix;
+  };
+  const auto write = [&](int block, int count) {
+    std::vector<int> slots;
+    for (int slot = 0; slot < count; ++slot) {
+      slots.push_back(block * kBlockSize + slot);
+    }
+    cache.write(0, slots, random_matrix(count, 10), random_matrix(count, 10));
+  };
+  const std::vector<int> shared = {7, 1};
+  write(7, kBlockSize);
+  write(1, kBlockSize);
+  stage::RaggedBatch batch;
+  int block = 8;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    batch.block_tables.insert(batch.block_tables.end(), shared.begin(), shared.end());
+    for (int first = 0; first < own[i]; first += kBlockSize, ++block) {
+      write(block, std::min(kBlockSize, own[i] - first));
+      batch.block_tables.push_back(block);
+    }
+    batch.query_starts.push_back(batch.query_starts.back() + num_new[i]);
+    batch.context_lengths.push_back(kShared + own[i]);
+    batch.table_starts.push_back(static_cast<int>(batch.block_tables.size()));
+  }
+  const common::Matrix q = random_matrix(batch.query_starts.back(), 6 * 5);
+  const std::vector<common::SharedPrefix> groups = {{{0, 2, 3}, 2}, {{1, 4}, 2}};
+  const common::Matrix together = attention(cache, 0, q, batch, groups);
+  const common::Matrix apart = attention(cache, 0, q, batch);
+  return tests::compare_bits({together.data(), static_cast<std::size_t>(together.size())},
+                             {apart.data(), static_cast<std::size_t>(apart.size())});
+}
+
+// A GPU's order of events on a CPU: a step is computed when it is waited for.
+class CountingRunner : public tests::LateRunner {
+ public:
+  using LateRunner::LateRunner;
+
+  stage::StepId enqueue(const stage::RaggedBatch& batch) override {
+    num_enqueued_ += 1;
+    return LateRunner::enqueue(batch);
+  }
+  int num_enqueued() const { return num_enqueued_; }
+
+ private:
+  int num_enqueued_ = 0;
+};
+
 stage::GenerationRequest samples(int num_samples, int num_tokens, int max_new_tokens, int salt = 0) {
   stage::GenerationRequest request{.request = tests::make_request(num_tokens, max_new_tokens, salt)};
   request.num_samples = num_samples;
@@ -117,6 +185,17 @@ TEST_CASE("shared reading: the page's table, by hand (invariant 1)") {
   CHECK(std::abs(output(1, 0) - 138.0 / 27.0) < 1e-5);
   const bool is_equal = output == attention(cache, 0, q, batch);
   CHECK(is_equal);
+}
+
+TEST_CASE("shared reading: queries that see shared blocks alone") {
+  // The token of each sequence is the last one of the shared blocks: nothing is left to go on with.
+  CHECK(difference_of_attention({0, 0, 0, 0, 0}, {1, 1, 1, 1, 1}) == kNoProblem);
+}
+
+TEST_CASE("shared reading: each sequence goes on with blocks of its own (invariant 1)") {
+  CHECK(difference_of_attention({1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}) == kNoProblem);
+  CHECK(difference_of_attention({1, 4, 5, 9, 2}, {1, 1, 1, 1, 1}) == kNoProblem);
+  CHECK(difference_of_attention({1, 4, 5, 9, 12}, {1, 2, 5, 3, 9}) == kNoProblem);
 }
 
 TEST_CASE("shared reading: samples read the full blocks of their prompt once") {
@@ -170,6 +249,85 @@ TEST_CASE("shared reading: no bit of a result changes (invariant 1)") {
   }
 }
 
+TEST_CASE("shared reading: two steps that share different blocks are in flight at once (invariant 1)") {
+  // Three texts with one beginning and three with another, which are cached. They end one by one, and so what the steps
+  // share changes. (A request with several samples does not run ahead, and none with log-probabilities does.)
+  std::vector<stage::GenerationRequest> requests;
+  for (int i = 0; i < 8; ++i) {
+    const int beginning = i < 2 ? i : i / 5;
+    requests.push_back(samples(1, beginning == 0 ? 9 : 17, i < 2 ? 1 : 5 + i * 5 % 13, beginning));
+    requests.back().request.num_logprobs = 0;
+    requests.back().request.prompt.back() = i;
+  }
+  const std::span<const stage::GenerationRequest> all = requests;
+  std::vector<Served> served;
+  std::vector<std::vector<float>> caches;  // of each run, all K and V: they tell more than a few drawn tokens
+  int num_pairs = 0;                       // of steps in flight that share other blocks
+  for (const bool shares : {false, true}) {
+    CountingRunner* runner = nullptr;
+    stage::CpuRunner* cpu = nullptr;
+    tests::ServingOptions options;
+    options.scheduler.run_ahead = true;
+    options.wrap = [&](std::unique_ptr<stage::Runner> inner) {
+      cpu = &dynamic_cast<stage::CpuRunner&>(*inner);
+      auto counting = std::make_unique<CountingRunner>(std::move(inner));
+      runner = counting.get();
+      return counting;
+    };
+    tests::Serving serving(options);
+    auto& reading = dynamic_cast<stage::SharedReading&>(*cpu);
+    reading.share(shares);
+    cpu->kv_cache().fill(0.0F);
+    std::vector<std::vector<int>> blocks;  // that each step has read once
+    std::vector<bool> was_ahead;           // for each step, whether the next one was enqueued before it was computed
+    std::int64_t num_steps = 0;
+    const auto note_last = [&] {
+      const std::int64_t steps = reading.figures().steps;
+      const std::span<const int> last = steps > num_steps ? reading.blocks() : std::span<const int>();
+      blocks.emplace_back(last.begin(), last.end());
+      num_steps = steps;
+    };
+    runner->on_compute([&](std::uint64_t step) {
+      if (step > 1) {
+        note_last();
+      }
+      was_ahead.push_back(runner->num_enqueued() > static_cast<int>(step));
+    });
+    for (const auto part : {all.first(2), all.subspan(2)}) {
+      for (const stage::GenerationRequest& request : part) {
+        serving.submit(request);
+      }
+      REQUIRE(serving.run() == kNoProblem);
+    }
+    note_last();
+    REQUIRE(blocks.size() == was_ahead.size());
+    for (std::size_t i = 0; i + 1 < blocks.size(); ++i) {
+      num_pairs += was_ahead[i] && !blocks[i].empty() && !blocks[i + 1].empty() && blocks[i] != blocks[i + 1] ? 1 : 0;
+    }
+    Served& result = served.emplace_back();
+    for (int id = 0; id < static_cast<int>(requests.size()); ++id) {
+      REQUIRE(serving.engine.output(id).error.empty());
+      result.completions.push_back(serving.engine.output(id).completions);
+    }
+    std::vector<float>& numbers = caches.emplace_back();
+    const stage::KvCacheShape& shape = cpu->kv_cache().shape();
+    for (int layer = 0; layer < shape.num_layers; ++layer) {
+      for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+        for (int slot = 0; slot < shape.num_slots(); slot += shape.block_size) {
+          for (const common::Matrix& part :
+               {common::Matrix(cpu->kv_cache().keys(layer, kv_head, slot, shape.block_size)),
+                common::Matrix(cpu->kv_cache().values(layer, kv_head, slot, shape.block_size))}) {
+            numbers.insert(numbers.end(), part.data(), part.data() + part.size());
+          }
+        }
+      }
+    }
+  }
+  CHECK(difference(served[1], served[0]) == kNoProblem);
+  CHECK(tests::compare_bits(caches[1], caches[0]) == kNoProblem);
+  CHECK(num_pairs > 0);
+}
+
 TEST_CASE("shared reading: a step that fails has read nothing") {
   tests::Serving serving({});
   int num_calls = 0;
@@ -208,10 +366,37 @@ TEST_CASE("shared reading: a server's figures, and the bytes that its counters h
       const auto served = stage::make_served_engine(tests::small_model(), options, {.virtual_clock = true},
                                                     {.host_cache_bytes = host_cache_bytes, .shared_reading = shares});
       std::int64_t num_read = 0;
+      std::vector<std::vector<int>> tables;  // of the first sample, after each step
+      std::vector<common::StepReport> steps;
+      common::PoolView view(nullptr);
+      common::PoolView::Watcher watcher(view);
+      const common::Tally tally;
       served->submit(samples(3, 9, 3), 0.0, std::make_unique<Dropped>());
       while (served->step()) {
         num_read += served->last_step().num_read;
+        steps.push_back(served->last_step());
+        const common::PoolSnapshot pool = served->pool();
+        const bool is_running = !pool.running.empty() && !pool.running[0].sequences.empty();
+        const std::span<const int> table =
+            is_running ? pool.running[0].sequences[0].block_table : std::span<const int>();
+        tables.emplace_back(table.begin(), table.end());
+        view.update({.engine = served.get(), .tally = &tally, .report = &served->last_step(), .is_still = true});
+        const auto record = nlohmann::json::parse(watcher.read(std::chrono::milliseconds(0)).back());
+        const auto shared = record["happened"].value("shared", nlohmann::json::array());
+        if (shares && steps.size() > 1) {
+          CHECK(shared == nlohmann::json::array({steps.back().shared_blocks, 4}));
+        } else {
+          CHECK(shared.empty());
+        }
       }
+      REQUIRE(steps.size() == 3);
+      CHECK(steps[0].shared_blocks.empty());  // the prompt's step
+      CHECK(steps[0].num_reads_saved == 0);
+      REQUIRE(tables[1].size() > 2);
+      // The two full blocks of the prompt, for three samples.
+      CHECK(steps[1].shared_blocks == (shares ? std::vector<int>{tables[1][0], tables[1][1]} : std::vector<int>{}));
+      CHECK(steps[1].num_reads_saved == (shares ? 4 : 0));
+      CHECK(steps[2].shared_blocks == steps[1].shared_blocks);
       constexpr std::int64_t kBytesPerToken = 256;
       const auto counters = served->counters();
       const auto bytes_read = static_cast<std::int64_t>(common::counter(counters, "kv_bytes_read"));

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/math/sampling.h"
@@ -362,6 +363,18 @@ TEST_CASE("windows: a text holds the window's blocks, however long it is", "[win
     CHECK(most <= (10 + 8) / 4 + 2 + 1);
     CHECK(windowed.serving.engine.output(0).completions.front().tokens ==
           tests::served_alone({tests::make_request(num_tokens, 20)}, model).front().tokens);
+  }
+}
+
+TEST_CASE("windows: a server says how far a query sees, if that is the same in all layers", "[windows]") {
+  for (const auto& [window, global_period] : {std::pair{0, 0}, std::pair{10, 0}, std::pair{10, 2}}) {
+    const Llama model = tests::windowed_model(window, global_period);
+    stage::EngineOptions options;
+    options.gpu.device = stage::Device::kCpu;
+    options.num_slots = tests::kWindowedContext;
+    const auto served = stage::make_served_engine(model, options, {.virtual_clock = true});
+    CAPTURE(window, global_period);
+    CHECK(served->description().window == (global_period == 0 ? window : 0));
   }
 }
 

@@ -12,6 +12,7 @@
 //   free         an empty frame
 //   swapped out  dotted
 //   a copy       in a frame, with the block that it was copied from: 7 ← 3
+//   read once    underlined, in the gap below, in the step in which several sequences' queries read it together
 //   a draft      accepted: framed inside; taken back: hatched, its text struck through
 
 function themeOf(element) {
@@ -329,6 +330,12 @@ function drawMove(context, block, isOut, layout, theme) {
   context.fill();
 }
 
+// The line under a block that was read once for several sequences.
+function drawReadOnce(context, {x, y, size, width = size, height}, theme) {
+  context.fillStyle = theme.accent;
+  context.fillRect(x, y + height - (height < 24 ? 2 : 0), width, height < 24 ? 2 : 3);
+}
+
 // lit: blocks to put a frame around. What the snapshot's step did is drawn where it did it.
 function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
   context.clearRect(-4, -4, layout.width + 8, layout.height + 8);  // frames are a little larger than their blocks
@@ -351,6 +358,9 @@ function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
     else if (size >= 6) {  // no room for a word beside the block's number: a corner
       drawReused(context, x, y, size, theme);
     }
+  }
+  for (const block of snapshot.happened.shared.blocks) {
+    if (block < layout.drawn) drawReadOnce(context, blockRect(layout, block), theme);
   }
   for (const block of lit) {
     if (block >= layout.drawn) continue;
@@ -523,7 +533,7 @@ function placeAt(snapshot, layout, x, y) {
 
 function drawTables(context, snapshot, layout, scrollTop, height, liveTheme, {lit = new Set()} = {}) {
   context.clearRect(-4, 0, layout.width + 8, height);
-  const size = snapshot.sizes.block_size, batch = new Map(snapshot.happened.batch);
+  const size = snapshot.sizes.block_size, batch = new Map(snapshot.happened.batch), readTogether = new Set(snapshot.happened.shared.blocks);
   context.save();
   context.translate(0, -scrollTop);
   for (const row of layout.rows) {
@@ -534,18 +544,26 @@ function drawTables(context, snapshot, layout, scrollTop, height, liveTheme, {li
       drawQueued(context, snapshot, row, layout, theme);
       continue;
     }
+    const standsIn = numStoodIn(row.sequence);
     row.sequence.blocks.forEach((block, index) => {
       const cell = cellRect(layout, row, index);
       if (cell.y + cell.height < scrollTop || cell.y > scrollTop + height) return;
       const tables = row.hasEnded ? 1 : placesOf(snapshot).get(block)?.length ?? 1;
       const filled = filledSlots({sequence: row.sequence, index}, size), drafts = row.hasEnded ? [] : draftsIn(snapshot, {...row, index});
-      if (layout.withTexts) drawTexts(context, cell, layout, row, index, {block, tables, filled, size, drafts}, theme);
+      if (index < standsIn) drawStandIn(context, cell, index, block, layout, theme);
+      else if (layout.withTexts) drawTexts(context, cell, layout, row, index, {block, tables, filled, size, drafts}, theme);
       else if (layout.withLine) drawLine(context, cell, row, index, {block, tables, filled, size, drafts}, theme);
       else drawBlock(context, cell.x, cell.y, cell.width, cell.height, {kind: "owned", owner: row.request.id, filled, slots: size, tables, label: block, drafts}, theme);
+      if (!row.hasEnded && readTogether.has(block)) drawReadOnce(context, cell, theme);
       if (lit.has(block)) frame(context, cell.x, cell.y, cell.width, cell.height, theme);
     });
   }
   context.restore();
+}
+
+// A place in a table behind the window: the block there is another one, which is empty.
+function drawStandIn(context, {x, y, width, height}, index, block, layout, theme) {
+  drawBlock(context, x, y, width, height, {kind: "free", label: layout.withTexts ? `${index} → block ${block}, stands in` : block}, theme);
 }
 
 function drawRowLabel(context, row, batch, theme) {

@@ -122,7 +122,7 @@ function explain(word, meaning) {
 // The glossary's words, as they stand in texts; longer ones first.
 const kWords = [["prefix found", "prefix hit"], ["found again", "found again"], ["copied on write", "copy-on-write"], ["copy-on-write", "copy-on-write"], ["block tables", "block table"],
                 ["swapped out", "swapped out"], ["preempted", "preempted"], ["computed again", "computed again"], ["physical", "physical block"],
-                ["logical", "logical block"], ["sequence", "sequence"], ["evicted", "evicted"], ["brought back", "second tier"], ["kept on the host", "second tier"], ["in a table", "block table"], ["shared", "shared"],
+                ["logical", "logical block"], ["sequence", "sequence"], ["evicted", "evicted"], ["brought back", "second tier"], ["kept on the host", "second tier"], ["read once", "read once"], ["behind the window", "window"], ["in a table", "block table"], ["shared", "shared"],
                 ["drafts", "draft"], ["draft", "draft"], ["taken back", "taken back"], ["cached", "cached"], ["free", "free"], ["blocks", "block"], ["slots", "slot"], ["slot", "slot"]];
 const meanings = new Map([...document.querySelectorAll("#glossary dt")].flatMap((word) => word.textContent.split(", ")
   .map((name) => [name, word.nextElementSibling.textContent])));
@@ -228,7 +228,7 @@ function showState() {
   const missed = shown.steps.length > 1 ? ` (with the ${shown.steps.length - 1} before it)` : "";
   const took = shown.steps.length ? `, ${shown.steps.at(-1).milliseconds.toFixed(1)} ms` : "";
   $("moment").textContent = shown.step < 0 ? "no step yet" : `${where}: step ${shown.step}${missed}${took}`;
-  const story = storyOf(shown) || computedIn(shown);
+  const story = storyOf(shown) || [computedIn(shown), readOnce(shown)].filter((part) => part).join(" · ");
   $("story").title = story;
   showWords($("story"), story ? `Step ${shown.step}: ${story}` : "No step yet.");
   showNumbers(shown);
@@ -404,6 +404,7 @@ function showSizes(sizes) {
   $("swap").checked = sizes.host_blocks > 0;
   for (const button of document.querySelectorAll("[data-needs-drafts]")) button.disabled = !hasControls || sizes.max_drafts === 0;
   for (const button of document.querySelectorAll("[data-needs-tier]")) button.hidden = !sizes.tier_blocks;
+  for (const button of document.querySelectorAll("[data-needs-window]")) button.hidden = !sizes.window || sizes.window > kMaxWindow;
   $("restore").hidden = !hasControls || !sizes.is_changed;
   $("restore").textContent = `Back to ${sizes.slots_at_start} slots`;
 }

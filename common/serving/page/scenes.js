@@ -21,6 +21,11 @@ const kScenes = [
    watch: "The first request computes its prompt. The four that follow begin alike, as with a common system prompt: their tables point at the same blocks (grey, in a frame, ×n), and only what differs is computed: " +
      "see how short their prompt bars are.",
    isMoment: (step) => step.happened.found > 0},
+  {name: "Read once", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(["There was once a king who had three sons, and the youngest of them"], {max_tokens: 12, n: 4, temperature: 1, seed: 5}),
+   watch: "Four samples share the blocks of their prompt. In each step, four queries read them: not one after the other, but block by block, all four at a time. So each of these blocks " +
+     "(underlined) is read from memory once.",
+   isMoment: (step) => step.happened.shared.saved > 0 && storyOf(step) === ""},
   {name: "Samples and copy-on-write", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["The king had a garden"], {max_tokens: 14, n: 4, temperature: 1, seed: 5}),
    watch: "Four samples share the prompt's blocks. In the step after, each has a word of its own to write into the last one, which is only partly full: " +
@@ -56,12 +61,19 @@ const kScenes = [
    watch: "The pool has room for one of these prompts. The second evicts the first one's blocks, which are copied to the host's memory (hatched, under the pool). The third goes on " +
      "where the first has ended: its blocks are copied back (▲ at their lower edge), and only what is new is computed.",
    isMoment: (step) => step.happened.tier.some(([from]) => from >= step.sizes.blocks)},
+  {name: "Behind the window", needsWindow: true, sizes: {slots: 96, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(kStory.slice(0, 2), {max_tokens: 64, temperature: 0.8, seed: 2, ignore_eos: true}),
+   watch: "Each query of this model sees the last tokens only, as far as its window reaches. Blocks behind the window are given up while the text goes on: one empty block stands in for all of them " +
+     "(empty, in the table), so that the others keep their places. The pool could not hold both texts as wholes.",
+   isMoment: (step) => step.happened.behind > 0 && step.numRunning > 1},
   {name: "Drafts", needsDrafts: true, sizes: {slots: 128, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["The cat said, who is there? The dog said, who is there? The cock said,"], {max_tokens: 32, temperature: 0, num_speculative_tokens: 4}),
    watch: "Where the text repeats itself, what follows is looked up in it: drafts, which a step computes behind the text's last token. Those that the model would write anyway " +
      "(framed) become text: several tokens in one step. The others (struck through) are taken back: the table says what the model drew instead.",
    isMoment: (step, best) => numOutcomes(step) > (best ? numOutcomes(best) : 0)},
 ];
+
+const kMaxWindow = 32;  // with which two texts of that scene give blocks up
 
 // Of two: drafts that were accepted, drafts that were taken back.
 const numOutcomes = ({steps}) => (steps.at(-1).accepted > 0) + (steps.at(-1).drafts > steps.at(-1).accepted && steps.at(-1).accepted > 0);
@@ -85,6 +97,7 @@ function makeScenes(place, hasControls, run) {
     button.dataset.scene = index;
     if (scene.needsDrafts) button.dataset.needsDrafts = "";
     if (scene.needsTier) button.dataset.needsTier = "";
+    if (scene.needsWindow) button.dataset.needsWindow = "";
     button.disabled = !hasControls;
     if (!hasControls) button.title = "off on this server (--pool-controls): the scene makes a small pool";
     button.onclick = () => run(scene, button);

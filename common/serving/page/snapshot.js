@@ -9,7 +9,9 @@
 //   happened: what pool_view.h says, and found: prompt tokens that were in the pool when their request was first admitted;
 //   copies: without the second tier's, which are in tier: [source, destination], numbered from blocks + host_blocks on;
 //   foundAgain: own tokens that resumed requests found; drafts: [{request, sequence, position, accepted, texts, drawn}],
-//   drawn: what the model drew behind the accepted drafts; released: Map(block -> preempted request that had it)
+//   drawn: what the model drew behind the accepted drafts; released: Map(block -> preempted request that had it);
+//   shared: {blocks, saved}: blocks that were read once for several sequences, and how often they would have been read
+//   besides; behind: how many blocks sequences have given up because they are behind their window
 //   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts}),
 //               lastHeld: {sequences, tokens}}, how many it has in the pool or, since its preemption, had
 
@@ -17,7 +19,7 @@ const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, dra
                               cached: new Map(), counters: {}, atStart: {}, poolsSeen: 0, numRunning: 0, numWaiting: 0,
                               sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0, tier_blocks: 0, window_blocks: 0}, happened: noEvents()});
 const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], tier: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
-                         drafts: [], released: new Map()});
+                         drafts: [], released: new Map(), shared: {blocks: [], saved: 0}, behind: 0});
 
 function applyRequest(old, change) {
   const request = {id: change.id, prompt: change.prompt ?? old?.prompt ?? 0, max: change.max ?? old?.max ?? 0,
@@ -123,6 +125,14 @@ function applyRecord(last, record) {
     milliseconds, preempted, copied, drafts, accepted, evicted: 0, number: next.number,
     pool: next.poolsSeen}));
   next.happened.drafts = next.happened.drafts.map(([request, sequence, position, taken, texts, drawn]) => ({request, sequence, position, accepted: taken, texts, drawn}));
+  const [sharedBlocks, saved] = record.happened.shared ?? [[], 0];
+  next.happened.shared = {blocks: sharedBlocks, saved};
+  for (const [id, {sequences}] of next.isNewPool ? [] : next.requests) {
+    for (const sequence of sequences.values()) {
+      const old = before.requests.get(id)?.sequences.get(sequence.id);
+      if (old) next.happened.behind += Math.max(0, numStoodIn(sequence) - numStoodIn(old));
+    }
+  }
   if (next.steps.length) {
     next.steps.at(-1).evicted = next.happened.evicted.length;
     next.happened.copyOnWrites = copies.filter(([from, to]) => from < blocks && to < blocks);
@@ -180,17 +190,27 @@ function writtenAt(snapshots, at, reply) {
   return best;
 }
 
-// By block: its places in block tables, as {request, sequence, index}. Computed for snapshots that are looked at.
+// At how many places of its table a sequence has the block that stands in for those behind its window: from the first on.
+// No other block is in a table twice.
+function numStoodIn({blocks}) {
+  let count = 0;
+  while (blocks.length > 1 && blocks[0] === blocks[1] && blocks[count] === blocks[0]) count += 1;
+  return count;
+}
+
+// By block: its places in block tables, as {request, sequence, index}; standsIn: at how many places it stands in, if it
+// does. Computed for snapshots that are looked at.
 function placesOf(snapshot) {
   if (!snapshot.places) {
     const places = new Map();
     for (const id of snapshot.running.concat(snapshot.waiting)) {
       const request = snapshot.requests.get(id);
       for (const sequence of request?.sequences.values() ?? []) {
+        const standsIn = numStoodIn(sequence);
         sequence.blocks.forEach((block, index) => {
-          if (index > 0 && sequence.blocks[index - 1] === block) return;  // it stands in for blocks behind a window
+          if (index > 0 && index < standsIn) return;
           const list = places.get(block);
-          const place = {request, sequence, index};
+          const place = {request, sequence, index, standsIn: index < standsIn ? standsIn : 0};
           if (list) list.push(place); else places.set(block, [place]);
         });
       }
@@ -200,7 +220,7 @@ function placesOf(snapshot) {
   return snapshot.places;
 }
 
-const filledSlots = (place, blockSize) => Math.max(0, Math.min(blockSize, place.sequence.length - place.index * blockSize));
+const filledSlots = (place, blockSize) => place.standsIn ? 0 : Math.max(0, Math.min(blockSize, place.sequence.length - place.index * blockSize));
 
 // ---- In one sentence ----
 
@@ -249,7 +269,9 @@ function sentenceOf(snapshot, target) {
   const mine = places.find((place) => place.sequence.id === target.sequence && place.index === target.index) ?? places[0];
   const {happened} = snapshot;
   let text;
-  if (mine) {
+  if (mine?.standsIn) {
+    text = `block ${block}: empty. It stands in for logical blocks 0 to ${mine.standsIn - 1} of ${ownerName(mine)}, which are behind the window: no query sees them any more, so they were given up`;
+  } else if (mine) {
     const others = places.filter((place) => place !== mine);
     text = `block ${block}: logical block ${mine.index} of ${ownerName(mine)}, ${filledSlots(mine, size)} of ${size} slots` +
       (others.length ? `, shared with ${ownerNames(others)}` : "");
@@ -322,8 +344,14 @@ function storyOf(snapshot) {
   const {kept, back} = tierMoves(snapshot);
   if (kept) story.push(`kept on the host: ${blocksOf(kept)} that had been evicted`);
   if (back) story.push(`brought back from the host: ${blocksOf(back)}`);
+  if (happened.behind) story.push(`behind the window: ${blocksOf(happened.behind)} given up`);
   if (happened.ended.length) story.push(`ended ${plural("request", happened.ended)}`);
   return story.join(" · ");
+}
+
+// What a step read once for several sequences.
+function readOnce({happened: {shared: {blocks, saved}}}) {
+  return blocks.length ? `read once: ${blocks.length} block${blocks.length === 1 ? "" : "s"} for several sequences, ${saved} reads less` : "";
 }
 
 // How many blocks the step copied to the second tier, and from there.

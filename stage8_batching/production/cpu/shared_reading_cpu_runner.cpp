@@ -1,7 +1,5 @@
 #include "shared_reading_cpu_runner.h"
 
-#include <vector>
-
 #include "shared_attention.h"
 
 namespace stage8 {
@@ -13,15 +11,14 @@ constexpr common::ReadingCosts kCosts{.block = 1};
 }  // namespace
 
 StepId SharedReadingCpuRunner::enqueue(const RaggedBatch& batch) {
-  groups_.clear();
   const StepId step = CpuRunner::enqueue(batch);
-  count(groups_);
+  count();
   return step;
 }
 
 common::Matrix SharedReadingCpuRunner::forward(const RaggedBatch& batch) {
-  groups_ = groups_of(batch, cache().block_size, kCosts);
-  if (groups_.empty()) {
+  read_together(batch, groups_of(batch, cache().block_size, kCosts));
+  if (groups().empty()) {
     return CpuRunner::forward(batch);
   }
   return model_.forward(batch.tokens, batch.positions,
@@ -30,7 +27,7 @@ common::Matrix SharedReadingCpuRunner::forward(const RaggedBatch& batch) {
                           if (on_layer_) {
                             on_layer_(layer);
                           }
-                          return attention(kv_cache_, layer, q, batch, groups_);
+                          return attention(kv_cache_, layer, q, batch, groups());
                         });
 }
 

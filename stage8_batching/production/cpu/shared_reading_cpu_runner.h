@@ -1,8 +1,6 @@
 // A runner on the CPU that reads shared blocks once.
 #pragma once
 
-#include <vector>
-
 #include "../../cpu_runner.h"
 #include "../shared_reading/shared_reading.h"
 
@@ -16,9 +14,6 @@ class SharedReadingCpuRunner : public CpuRunner, public SharedReading {
 
  protected:
   common::Matrix forward(const RaggedBatch& batch) override;
-
- private:
-  std::vector<common::SharedPrefix> groups_;  // of the step that is computed now
 };
 
 }  // namespace

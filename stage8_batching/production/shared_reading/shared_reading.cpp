@@ -1,5 +1,9 @@
 #include "shared_reading.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
 namespace stage8 {
 
 std::vector<common::SharedPrefix> SharedReading::groups_of(const RaggedBatch& batch, int block_size,
@@ -15,12 +19,19 @@ std::vector<common::SharedPrefix> SharedReading::groups_of(const RaggedBatch& ba
                                       costs);
 }
 
-void SharedReading::count(std::span<const common::SharedPrefix> groups) {
-  figures_.steps += groups.empty() ? 0 : 1;
-  for (const common::SharedPrefix& group : groups) {
-    figures_.blocks_read += group.num_blocks;
+void SharedReading::read_together(const RaggedBatch& batch, std::vector<common::SharedPrefix> groups) {
+  groups_ = std::move(groups);
+  blocks_.clear();
+  for (const common::SharedPrefix& group : groups_) {
+    const std::span<const int> table = batch.block_table(static_cast<std::size_t>(group.sequences.front()));
+    blocks_.insert(blocks_.end(), table.begin(), table.begin() + group.num_blocks);
   }
-  figures_.blocks_saved += common::num_blocks_saved(groups);
+}
+
+void SharedReading::count() noexcept {
+  figures_.steps += groups_.empty() ? 0 : 1;
+  figures_.blocks_read += static_cast<std::int64_t>(blocks_.size());
+  figures_.blocks_saved += common::num_blocks_saved(groups_);
 }
 
 }  // namespace

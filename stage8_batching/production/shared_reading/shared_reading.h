@@ -19,16 +19,23 @@ class SharedReading {
   // From the next step on; false: each sequence reads all of its blocks.
   void share(bool enabled) { is_enabled_ = enabled; }
   const common::SharedReadingFigures& figures() const { return figures_; }
+  // Of the last step: the blocks that were read once for several sequences, each group's in order.
+  std::span<const int> blocks() const { return blocks_; }
 
  protected:
   // The groups of the step's sequences that read together.
   std::vector<common::SharedPrefix> groups_of(const RaggedBatch& batch, int block_size,
                                               const common::ReadingCosts& costs) const;
-  // Counts a step that has read so.
-  void count(std::span<const common::SharedPrefix> groups);
+  // What the step is going to read together. Before it is computed: afterwards nothing may throw.
+  void read_together(const RaggedBatch& batch, std::vector<common::SharedPrefix> groups);
+  std::span<const common::SharedPrefix> groups() const { return groups_; }
+  // Counts the step, which has read so.
+  void count() noexcept;
 
  private:
   bool is_enabled_ = true;
+  std::vector<common::SharedPrefix> groups_;  // of the last step
+  std::vector<int> blocks_;                   // theirs
   common::SharedReadingFigures figures_;
 };
 
