@@ -67,6 +67,7 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
   std::snprintf(properties->name, sizeof(properties->name), "the executor");
   properties->multiProcessorCount = kNumMultiprocessors;

@@ -1,11 +1,17 @@
 #include "host_cache_runner.h"
 
+#include <string>
 #include <utility>
+
+#include "common/app/notes.h"
 
 namespace stage8 {
 
 HostCacheRunner::HostCacheRunner(std::unique_ptr<Runner> inner, std::shared_ptr<HostCache> host_cache)
-    : inner_(std::move(inner)), host_cache_(std::move(host_cache)), size_(inner_->cache()) {
+    : inner_(std::move(inner)),
+      host_blocks_(dynamic_cast<HostBlocks*>(inner_.get())),
+      host_cache_(std::move(host_cache)),
+      size_(inner_->cache()) {
   size_.num_host_blocks -= host_cache_->num_blocks();
 }
 
@@ -16,7 +22,17 @@ void HostCacheRunner::copy_blocks(std::span<const BlockCopy> copies) {
 
 StepId HostCacheRunner::enqueue(const RaggedBatch& batch) {
   copy_planned();
+  find_new_blocks();
   return inner_->enqueue(batch);
+}
+
+void HostCacheRunner::find_new_blocks() {
+  if (host_blocks_ != nullptr && host_cache_->num_there() < host_cache_->num_blocks()) {
+    host_cache_->grow(host_blocks_->num_allocated() - size_.num_host_blocks);
+    if (const std::string reason = host_blocks_->why_no_more(); !reason.empty()) {
+      common::print_note(reason);
+    }
+  }
 }
 
 void HostCacheRunner::copy_planned() {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "../../runner.h"
+#include "host_blocks.h"
 #include "host_cache.h"
 
 namespace stage8 {
@@ -24,10 +25,13 @@ class HostCacheRunner : public Runner {
   void warm_up(int max_tokens, int max_sequences) override { inner_->warm_up(max_tokens, max_sequences); }
 
  private:
+  // Those that have been allocated meanwhile are the host cache's.
+  void find_new_blocks();
   // If one throws, it and the later ones stay planned.
   void copy_planned();
 
   std::unique_ptr<Runner> inner_;
+  HostBlocks* host_blocks_;  // the inner runner's, or nullptr: then all are there
   std::shared_ptr<HostCache> host_cache_;
   CacheSize size_;
 };
