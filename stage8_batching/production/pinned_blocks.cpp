@@ -75,4 +75,14 @@ void PinnedBlocks::copy(const common::Pages& pages, BlockCopy copy, const common
                                                                      copy.destination, stream);
 }
 
+void PinnedBlocks::copy_beside(const common::Pages& pages, std::span<const BlockCopy> copies,
+                               const common::Stream& steps) {
+  copies_.wait(before_step_);
+  for (const BlockCopy& each : copies) {
+    copy(pages, each, copies_);
+  }
+  copied_.record(copies_);
+  steps.wait(copied_);
+}
+
 }  // namespace

@@ -1,10 +1,17 @@
 // The host blocks of a runner on a GPU: pinned memory, which the device can copy while the host continues. Pinning
-// takes long, about a second for each GiB, so it is done in pieces, most of them by a thread beside the engine.
+// takes long, about a second for each GiB, so it is done in pieces, most of them by a thread beside the engine. And
+// copies have a stream of their own, so that they do not wait for the step that is being computed:
+//
+//   steps    | step 1                 | step 2         wait for the copies |  step 3
+//   copies                            | for step 3: wait until step 1 has ended, copy
+//
+// A copy goes into this stream only if no step that is being computed reads or writes its block.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,6 +44,11 @@ class PinnedBlocks {
   // allocated now if allocate() has not been called.
   void copy(const common::Pages& pages, BlockCopy copy, const common::Stream& stream);
 
+  // To be called before a step is enqueued in `steps`, and after copies there.
+  void before_step(const common::Stream& steps) { before_step_.record(steps); }
+  // As HostBlocks'; `steps` is the stream of the steps.
+  void copy_beside(const common::Pages& pages, std::span<const BlockCopy> copies, const common::Stream& steps);
+
  private:
   void pin_until(int count);
   void pin_in_background(int device) noexcept;
@@ -46,6 +58,9 @@ class PinnedBlocks {
   int first_block_;
   int num_blocks_;
   int blocks_per_piece_;
+  common::Stream copies_;
+  common::Event before_step_;  // of the last step
+  common::Event copied_;
   std::vector<std::unique_ptr<HostPages>> pieces_;  // those with allocated blocks do not change any more
   std::atomic<int> num_allocated_ = 0;
   std::string why_no_more_;  // written once, before has_failed_

@@ -103,10 +103,16 @@ void RecordingRunner::copy_blocks(std::span<const BlockCopy> copies) {
     GpuRunner::copy_blocks(inside);
     copies = copies.subspan(independent.size());
   }
+  host_blocks_.before_step(stream());
+}
+
+void RecordingRunner::copy_beside(std::span<const BlockCopy> copies) {
+  host_blocks_.copy_beside(tables_->finder.pages(), copies, stream());
 }
 
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
   const std::vector<common::ScoredRow> rows = take_rows();
+  host_blocks_.before_step(stream());
   groups_ = plan_sharing(batch);
   if (scorer_ == nullptr && !rows.empty()) {
     scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);

@@ -3,7 +3,8 @@
 // layer (six if sequences read together) and four more; one by one, they take the host longer than they take the GPU.
 // The same holds for a step with a few tokens of one sequence and a row of logits for each of them (SPECULATION.md);
 // with several sequences, there are too many sizes to record. And tokens are drawn on the device (device_sampler.h),
-// and rows scored (row_scorer.h). Its host blocks are pinned piece by piece (pinned_blocks.h).
+// and rows scored (row_scorer.h). Its host blocks are pinned piece by piece, and can be copied beside a step
+// (pinned_blocks.h).
 #pragma once
 
 #include <map>
@@ -39,6 +40,7 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
   void allocate(int count) override { host_blocks_.allocate(count); }
   int num_allocated() const override { return host_blocks_.num_allocated(); }
   std::string why_no_more() const override { return host_blocks_.why_no_more(); }
+  void copy_beside(std::span<const BlockCopy> copies) override;
   bool can_share() const override { return plans_ != nullptr; }
   StepId enqueue(const RaggedBatch& batch) override;
   StepResult wait(StepId step) override;

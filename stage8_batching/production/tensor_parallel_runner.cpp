@@ -169,6 +169,10 @@ std::string TensorParallelRunner::why_no_more() const {
   return reason;
 }
 
+void TensorParallelRunner::copy_beside(std::span<const BlockCopy> copies) {
+  run_all([&](std::size_t rank) { runners_[rank]->copy_beside(copies); });
+}
+
 StepId TensorParallelRunner::enqueue(const RaggedBatch& step) {
   std::vector<StepId> ids(runners_.size());
   run_together([&](std::size_t rank) { ids[rank] = runners_[rank]->enqueue(step); });

@@ -39,6 +39,7 @@ class TensorParallelRunner : public Runner, public HostBlocks {
   void allocate(int count) override;
   int num_allocated() const override;  // on all GPUs
   std::string why_no_more() const override;
+  void copy_beside(std::span<const BlockCopy> copies) override;
   // If it throws on one GPU, the step is dropped on all GPUs; the next step connects them again.
   StepId enqueue(const RaggedBatch& step) override;
   // If it throws on one GPU, all steps in flight are dropped on all GPUs.

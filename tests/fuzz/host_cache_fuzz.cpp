@@ -1,6 +1,6 @@
 // Random requests in pools that are far too small, with a second tier of the prefix cache in the host's memory that is
-// no larger, and with copies and steps that fail; in most cases the tier's memory arrives meanwhile, or part of it.
-// Texts are compared with the texts of the same requests
+// no larger, and with copies and steps that fail; in most cases the tier's memory arrives meanwhile, or part of it, and
+// copies are carried out beside steps, as early as a GPU may. Texts are compared with the texts of the same requests
 // served alone, and the tiers with one another: a text that is in both has the same K and V there. Every case is a
 // function of its seed, which a failure prints:
 //
@@ -74,6 +74,9 @@ class FailingDevice : public tests::FakeRunner, public stage::HostBlocks {
   void allocate(int count) override { device_.allocate(count); }
   int num_allocated() const override { return device_.num_allocated(); }
   std::string why_no_more() const override { return device_.why_no_more(); }
+  void copy_beside(std::span<const stage::BlockCopy> copies) override {
+    with_fault(tests::RunnerCall::kCopy, [&] { device_.copy_beside(copies); });
+  }
   tests::HostBlocksRunner& device() { return device_; }
 
  private:
@@ -278,6 +281,8 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   counts.add("restored", statistics.restored);
   counts.add("given up by the host", statistics.evictions);
   if (served.device != nullptr) {
+    counts.add("beside a step", static_cast<long long>(served.device->num_beside()));
+    counts.add("behind a step", static_cast<long long>(served.device->num_behind()));
     const stage::HostCache& host = served.scheduler->host_cache();
     counts.add("tiers that stay small", host.num_there() < host.num_blocks() ? 1 : 0);
   }
@@ -286,9 +291,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return tests::run_fuzz(
-      {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
-      FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed", "faults", "failed",
-                  "stored", "restored", "given up by the host", "in both tiers", "tiers that stay small"}),
-      run_case);
+  return tests::run_fuzz({argv + 1, argv + argc},
+                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
+                         FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed",
+                                     "faults", "failed", "stored", "restored", "given up by the host", "in both tiers",
+                                     "beside a step", "behind a step", "tiers that stay small"}),
+                         run_case);
 }

@@ -1,5 +1,5 @@
-// The prefix cache's second tier on a GPU (HOST_CACHE.md): copies between the device and pinned memory, in one stream
-// with the steps, while more memory is pinned. In float32, every text is that of a lone run on the CPU, without
+// The prefix cache's second tier on a GPU (HOST_CACHE.md): copies between the device and pinned memory, beside the
+// steps or between them, while more memory is pinned. In float32, every text is that of a lone run on the CPU, without
 // anything to find.
 #include <algorithm>
 #include <atomic>

@@ -1,7 +1,9 @@
-// A runner whose host blocks are allocated while the engine serves, as on a GPU.
+// A runner whose host blocks are allocated while the engine serves, as on a GPU, and whose copies beside a step are
+// carried out as early as a GPU may: before that step is computed.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,11 +30,23 @@ class HostBlocksRunner : public LateRunner, public stage::HostBlocks {
   void copy_blocks(std::span<const stage::BlockCopy> copies) override {
     check(copies);
     LateRunner::copy_blocks(copies);
+    num_behind_ += copies.size();
+  }
+  void copy_beside(std::span<const stage::BlockCopy> copies) override {
+    check(copies);
+    for (const auto& [source, destination] : copies) {
+      COMMON_CHECK((source < cache().num_blocks) != (destination < cache().num_blocks),
+                   "what is copied beside a step goes to the host, or comes from there");
+    }
+    copy_early(copies);
+    num_beside_ += copies.size();
   }
 
   // More blocks have been allocated.
   void grow(int count) { allocate(count); }
   void grow_no_more(const std::string& reason) { why_no_more_ = reason; }
+  std::size_t num_beside() const { return num_beside_; }  // copies
+  std::size_t num_behind() const { return num_behind_; }
 
  private:
   void check(std::span<const stage::BlockCopy> copies) const {
@@ -44,6 +58,8 @@ class HostBlocksRunner : public LateRunner, public stage::HostBlocks {
 
   int num_;
   std::string why_no_more_;
+  std::size_t num_beside_ = 0;
+  std::size_t num_behind_ = 0;
 };
 
 }  // namespace tests

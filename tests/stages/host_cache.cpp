@@ -494,6 +494,59 @@ TEST_CASE("host cache: blocks that are not there yet keep nothing, and then they
   CHECK(host.num_there() == 4);
 }
 
+// Requests are cancelled while a step is computed that reads and writes their blocks: what comes back into such a block
+// must wait for that step, and all else does not.
+TEST_CASE("host cache: copies beside the step that is computed leave its blocks alone") {
+  for (const int num_sequences : {1, 2, 4}) {
+    for (const int fault : {-1, 3, 5, 8, 12}) {  // the index of a copy that throws
+      tests::ServingOptions options;
+      options.num_blocks = 16;
+      options.num_host_blocks = 6;
+      options.num_host_cache_blocks = 24;
+      options.scheduler.max_sequences = num_sequences;
+      options.scheduler.run_ahead = true;
+      tests::HostBlocksRunner* device = nullptr;
+      options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
+        auto wrapped = std::make_unique<tests::HostBlocksRunner>(std::move(runner), 0);
+        device = wrapped.get();
+        return wrapped;
+      };
+      tests::Serving serving(options);
+      device->fail(tests::RunnerCall::kCopy, fault, fault % 2 == 0);
+      const auto& scheduler = dynamic_cast<const stage::HostCacheScheduler&>(serving.engine.scheduler());
+      CAPTURE(num_sequences, fault);
+      std::vector<std::pair<int, stage::GenerationRequest>> requests;
+      for (int round = 0; round < 3; ++round) {
+        for (const int salt : {1, 2, 3, 4, 5}) {
+          const stage::GenerationRequest request{tests::make_request(18 + salt, 4 + salt, salt)};
+          requests.emplace_back(serving.submit(request), request);
+        }
+        for (int step = 1; !serving.engine.is_idle(); ++step) {
+          if (step % 5 == 0 && !scheduler.running().empty()) {
+            serving.engine.stop(scheduler.running().front()->id(), common::FinishReason::kCancelled);
+          }
+          serving.engine.step();
+          CHECK(serving.problem() == kNoProblem);
+        }
+        CHECK(serving.leak() == kNoProblem);
+        CHECK(scheduler.host_cache().num_there() <= device->num_allocated() - 6);
+        device->grow(12);
+      }
+      for (const auto& [id, request] : requests) {
+        const stage::RequestOutput& output = serving.engine.output(id);
+        const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
+        CHECK((!has_failed || fault >= 0));
+        const bool is_part = has_failed || output.finish_reason == common::FinishReason::kCancelled;
+        CHECK(tests::compare_output(output, tests::served_alone(request), is_part) == kNoProblem);
+      }
+      CHECK(scheduler.host_cache().num_there() == 24);
+      CHECK(scheduler.host_cache().statistics().restored > 10);
+      CHECK(device->num_beside() > 20);
+      CHECK(device->num_behind() > 0);
+    }
+  }
+}
+
 TEST_CASE("host cache: memory that never comes is said once, and the tier has what there is") {
   tests::ServingOptions options;
   options.num_blocks = 8;

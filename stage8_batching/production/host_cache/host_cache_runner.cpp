@@ -1,7 +1,9 @@
 #include "host_cache_runner.h"
 
 #include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "common/app/notes.h"
 
@@ -23,7 +25,10 @@ void HostCacheRunner::copy_blocks(std::span<const BlockCopy> copies) {
 StepId HostCacheRunner::enqueue(const RaggedBatch& batch) {
   copy_planned();
   find_new_blocks();
-  return inner_->enqueue(batch);
+  std::vector<int> blocks = batch.block_tables;
+  const StepId step = inner_->enqueue(batch);
+  last_blocks_ = std::move(blocks);
+  return step;
 }
 
 void HostCacheRunner::find_new_blocks() {
@@ -38,8 +43,28 @@ void HostCacheRunner::find_new_blocks() {
 void HostCacheRunner::copy_planned() {
   while (!host_cache_->pending_copies().empty()) {
     const std::span<const BlockCopy> copies = independent_copies(host_cache_->pending_copies());
-    inner_->copy_blocks(copies);
+    copy(copies);
     host_cache_->clear_pending_copies(copies.size());  // later copies may overwrite what these have read
+  }
+}
+
+void HostCacheRunner::copy(std::span<const BlockCopy> copies) {
+  if (host_blocks_ == nullptr) {
+    inner_->copy_blocks(copies);
+    return;
+  }
+  const std::unordered_set<int> busy(last_blocks_.begin(), last_blocks_.end());
+  std::vector<BlockCopy> beside;
+  std::vector<BlockCopy> behind;
+  for (const BlockCopy& copy : copies) {
+    const bool is_between = (copy.source < size_.num_blocks) != (copy.destination < size_.num_blocks);
+    (is_between && !busy.contains(copy.source) && !busy.contains(copy.destination) ? beside : behind).push_back(copy);
+  }
+  if (!beside.empty()) {
+    host_blocks_->copy_beside(beside);
+  }
+  if (!behind.empty()) {
+    inner_->copy_blocks(behind);
   }
 }
 
