@@ -2,8 +2,8 @@
 // takes long, about a second for each GiB, so it is done in pieces, most of them by a thread beside the engine. And
 // copies have a stream of their own, so that they do not wait for the step that is being computed:
 //
-//   steps    | step 1                 | step 2         wait for the copies |  step 3
-//   copies                            | for step 3: wait until step 1 has ended, copy
+//   steps   | step 1 | step 2                     | step 3
+//   copies           | out and back, for step 3 |
 //
 // A copy goes into this stream only if no step that is being computed reads or writes its block.
 #pragma once
