@@ -31,6 +31,7 @@ struct PrefixFigures {
 // A second tier of the prefix cache, in the host's memory: all 0 without one. Counts are since it was made.
 struct HostCacheFigures {
   int num_blocks = 0;
+  int num_allocated = 0;       // of these, so far: the memory arrives while the engine serves
   int num_used = 0;            // with a text
   std::int64_t stored = 0;     // blocks copied there, when the pool evicted them
   std::int64_t restored = 0;   // blocks copied back into the pool

@@ -223,6 +223,7 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
                         {"reserved", status.slots.reserved},
                         {"cached", status.slots.cached},
                         {"host_used", status.num_host_blocks_used},
+                        {"tier_allocated", status.host_cache.num_allocated},
                         {"tier_used", status.host_cache.num_used},
                         {"tier_restored", status.host_cache.restored},
                         {"window_held", status.window_pool.num_held},

@@ -95,6 +95,8 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
   if (const HostCacheFigures& host = status.host_cache; host.num_blocks > 0) {
     value("course:host_cache_blocks", "gauge", "Blocks of the prefix cache's second tier, in the host's memory.",
           host.num_blocks);
+    value("course:host_cache_blocks_allocated", "gauge", "Those whose memory has been allocated so far.",
+          host.num_allocated);
     value("course:host_cache_blocks_used", "gauge", "Those that have a text.", host.num_used);
     value("course:host_cache_stored_total", "counter", "Evicted blocks that were copied there.",
           static_cast<double>(host.stored));

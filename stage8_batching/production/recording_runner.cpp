@@ -29,6 +29,21 @@ common::PageShape page_shape(const KvCacheShape& shape, const GpuOptions& option
           .type = common::page_type(options.types)};
 }
 
+common::PageShape with_blocks(common::PageShape shape, int num_blocks) {
+  shape.num_blocks = num_blocks;
+  return shape;
+}
+
+KvCacheShape without_host_blocks(KvCacheShape shape) {
+  shape.num_host_blocks = 0;
+  return shape;
+}
+
+CacheSize with_host_blocks(CacheSize size, int num_host_blocks) {
+  size.num_host_blocks = num_host_blocks;
+  return size;
+}
+
 }  // namespace
 
 std::string RecordingRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
@@ -44,24 +59,25 @@ std::string RecordingRunner::unsupported(const common::PagedKernels& kernels, co
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,
                                  const std::optional<common::MemoryShare>& share, common::Communicator* peers)
-    : RecordingRunner(model, shape, options, chunk_size, max_sequences, kernels, share, peers,
-                      common::sharing_kernels(kernels, page_shape(shape, options))) {}
+    : RecordingRunner(model, shape, options, chunk_size, max_sequences, share, peers,
+                      std::make_unique<Tables>(kernels, page_shape(shape, options))) {}
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
-                                 int chunk_size, int max_sequences, const common::PagedKernels& kernels,
-                                 const std::optional<common::MemoryShare>& share, common::Communicator* peers,
-                                 std::unique_ptr<common::SharingKernels> sharing)
+                                 int chunk_size, int max_sequences, const std::optional<common::MemoryShare>& share,
+                                 common::Communicator* peers, std::unique_ptr<Tables> tables)
     : GpuRunner(
-          model, shape, options, chunk_size, recorded_size(max_sequences), sharing == nullptr ? kernels : *sharing,
-          share, peers,
+          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->finder, share,
+          peers,
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
           },
           kMaxGpuTokens),
-      sharing_(std::move(sharing)),
-      plans_(sharing_ == nullptr
+      tables_(std::move(tables)),
+      plans_(tables_->sharing == nullptr
                  ? nullptr
                  : std::make_unique<SharedPlans>(page_shape(shape, options), shape.num_heads, this->max_sequences())),
+      size_(with_host_blocks(GpuRunner::cache(), shape.num_host_blocks)),
+      host_blocks_(with_blocks(page_shape(shape, options), size_.num_blocks), shape.num_layers, shape.num_host_blocks),
       vocab_size_(model.config().vocab_size),
       max_tokens_(chunk_size) {}
 
@@ -84,8 +100,30 @@ std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatc
   return plans_->upload(which, batch, groups, padded_sequences(batch), stream());
 }
 
+void RecordingRunner::copy_blocks(std::span<const BlockCopy> copies) {
+  while (!copies.empty()) {
+    const std::span<const BlockCopy> independent = independent_copies(copies);
+    std::vector<BlockCopy> inside;
+    for (const BlockCopy& copy : independent) {
+      if (host_blocks_.contains(copy.source) || host_blocks_.contains(copy.destination)) {
+        host_blocks_.copy(tables_->finder.pages(), copy, stream());
+      } else {
+        inside.push_back(copy);
+      }
+    }
+    GpuRunner::copy_blocks(inside);
+    copies = copies.subspan(independent.size());
+  }
+  host_blocks_.before_step(stream());
+}
+
+void RecordingRunner::copy_beside(std::span<const BlockCopy> copies) {
+  host_blocks_.copy_beside(tables_->finder.pages(), copies, stream());
+}
+
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
   const std::vector<common::ScoredRow> rows = take_rows();
+  host_blocks_.before_step(stream());
   read_together(batch, plan_sharing(batch));
   if (scorer_ == nullptr && !rows.empty()) {
     scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);
@@ -128,8 +166,8 @@ int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
 
 void RecordingRunner::launch(const StepCounts& counts) {
   const auto which = static_cast<std::size_t>(counts.buffers);
-  if (sharing_ != nullptr) {
-    sharing_->read_together(groups().empty() ? nullptr : plans_->data(which));
+  if (tables_->sharing != nullptr) {
+    tables_->sharing->read_together(groups().empty() ? nullptr : plans_->data(which));
   }
   launch_recorded(counts);
   if (!groups().empty()) {

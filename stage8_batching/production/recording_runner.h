@@ -3,12 +3,14 @@
 // layer (six if sequences read together) and four more; one by one, they take the host longer than they take the GPU.
 // The same holds for a step with a few tokens of one sequence and a row of logits for each of them (SPECULATION.md);
 // with several sequences, there are too many sizes to record. And tokens are drawn on the device (device_sampler.h),
-// and rows scored (row_scorer.h).
+// and rows scored (row_scorer.h). Its host blocks are pinned piece by piece, and can be copied beside a step
+// (pinned_blocks.h).
 #pragma once
 
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -16,6 +18,9 @@
 #include "../gpu_runner.h"
 #include "common/cuda/runtime/device.h"
 #include "common/paged/shared_attention.h"
+#include "host_cache/host_blocks.h"
+#include "page_finder.h"
+#include "pinned_blocks.h"
 #include "row_scorer.h"
 #include "scoring/row_scoring.h"
 #include "shared_plans.h"
@@ -23,7 +28,7 @@
 
 namespace stage8 {
 
-class RecordingRunner : public GpuRunner, public RowScoring, public SharedReading {
+class RecordingRunner : public GpuRunner, public RowScoring, public SharedReading, public HostBlocks {
  public:
   // As GpuRunner's. The window of a model's layers may not end within the context.
   static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
@@ -34,6 +39,12 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
                   int max_sequences, const common::PagedKernels& kernels,
                   const std::optional<common::MemoryShare>& share = {}, common::Communicator* peers = nullptr);
 
+  const CacheSize& cache() const override { return size_; }
+  void copy_blocks(std::span<const BlockCopy> copies) override;
+  void allocate(int count) override { host_blocks_.allocate(count); }
+  int num_allocated() const override { return host_blocks_.num_allocated(); }
+  std::string why_no_more() const override { return host_blocks_.why_no_more(); }
+  void copy_beside(std::span<const BlockCopy> copies) override;
   bool can_share() const override { return plans_ != nullptr; }
   StepId enqueue(const RaggedBatch& batch) override;
   StepResult wait(StepId step) override;
@@ -53,18 +64,28 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
   void forget_recorded() { steps_.clear(); }
 
  private:
+  // What is called in place of the kernels that the runner is given.
+  struct Tables {
+    Tables(const common::PagedKernels& kernels, const common::PageShape& shape)
+        : sharing(common::sharing_kernels(kernels, shape)), finder(sharing == nullptr ? kernels : *sharing) {}
+
+    std::unique_ptr<common::SharingKernels> sharing;  // nullptr if these can't read together
+    PageFinder finder;
+  };
+
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                  int max_sequences, const common::PagedKernels& kernels,
-                  const std::optional<common::MemoryShare>& share, common::Communicator* peers,
-                  std::unique_ptr<common::SharingKernels> sharing);
+                  int max_sequences, const std::optional<common::MemoryShare>& share, common::Communicator* peers,
+                  std::unique_ptr<Tables> tables);
   void launch_recorded(const StepCounts& counts);  // replays a step that is recorded
   // The groups of the step's sequences that read together, whose plan is then on its way.
   std::vector<common::SharedPrefix> plan_sharing(const RaggedBatch& batch);
 
-  std::unique_ptr<common::SharingKernels> sharing_;  // in place of the kernels; nullptr if these can't read together
-  std::unique_ptr<SharedPlans> plans_;               // if there are such kernels
+  std::unique_ptr<Tables> tables_;
+  std::unique_ptr<SharedPlans> plans_;  // if there are such kernels
   // By the buffers that they use, the numbers of sequences and of tokens, and whether sequences read together.
   std::map<std::tuple<int, int, int, bool>, common::Graph> steps_;
+  CacheSize size_;  // with all host blocks, of which the base class knows none
+  PinnedBlocks host_blocks_;
   int vocab_size_;
   int max_tokens_;
   std::unique_ptr<RowScorer> scorer_;  // made for the first step with scored rows: most servers have none

@@ -149,6 +149,30 @@ void TensorParallelRunner::copy_blocks(std::span<const BlockCopy> copies) {
   run_all([&](std::size_t rank) { runners_[rank]->copy_blocks(copies); });
 }
 
+void TensorParallelRunner::allocate(int count) {
+  run_all([&](std::size_t rank) { runners_[rank]->allocate(count); });
+}
+
+int TensorParallelRunner::num_allocated() const {
+  int count = size_.num_host_blocks;
+  for (const auto& runner : runners_) {
+    count = std::min(count, runner->num_allocated());
+  }
+  return count;
+}
+
+std::string TensorParallelRunner::why_no_more() const {
+  std::string reason;
+  for (const auto& runner : runners_) {
+    reason = reason.empty() ? runner->why_no_more() : reason;
+  }
+  return reason;
+}
+
+void TensorParallelRunner::copy_beside(std::span<const BlockCopy> copies) {
+  run_all([&](std::size_t rank) { runners_[rank]->copy_beside(copies); });
+}
+
 StepId TensorParallelRunner::enqueue(const RaggedBatch& step) {
   std::vector<StepId> ids(runners_.size());
   run_together([&](std::size_t rank) { ids[rank] = runners_[rank]->enqueue(step); });

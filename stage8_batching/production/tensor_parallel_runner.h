@@ -14,11 +14,12 @@
 
 #include "common/cuda/several/nccl_group.h"
 #include "device_thread.h"
+#include "host_cache/host_blocks.h"
 #include "shard_runner.h"
 
 namespace stage8 {
 
-class TensorParallelRunner : public Runner {
+class TensorParallelRunner : public Runner, public HostBlocks {
  public:
   // Why this number of GPUs can't compute this model with this cache; empty if they can.
   static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
@@ -35,6 +36,10 @@ class TensorParallelRunner : public Runner {
 
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override;
+  void allocate(int count) override;
+  int num_allocated() const override;  // on all GPUs
+  std::string why_no_more() const override;
+  void copy_beside(std::span<const BlockCopy> copies) override;
   // If it throws on one GPU, the step is dropped on all GPUs; the next step connects them again.
   StepId enqueue(const RaggedBatch& step) override;
   // If it throws on one GPU, all steps in flight are dropped on all GPUs.

@@ -94,8 +94,8 @@ common::HostCacheFigures host_cache_figures(const Engine& engine) {
   }
   const HostCache& cache = scheduler->host_cache();
   const HostCacheStatistics& statistics = cache.statistics();
-  return {cache.num_blocks(),  cache.num_used(), statistics.stored,
-          statistics.restored, statistics.hits,  statistics.evictions};
+  return {cache.num_blocks(),  cache.num_there(), cache.num_used(),    statistics.stored,
+          statistics.restored, statistics.hits,   statistics.evictions};
 }
 
 common::WindowPoolFigures window_pool_figures(const Engine& engine) {

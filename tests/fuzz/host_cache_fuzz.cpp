@@ -1,7 +1,8 @@
 // Random requests in pools that are far too small, with a second tier of the prefix cache in the host's memory that is
-// no larger, and with copies and steps that fail. Texts are compared with the texts of the same requests served alone,
-// and the tiers with one another: a text that is in both has the same K and V there. Every case is a function of its
-// seed, which a failure prints:
+// no larger, and with copies and steps that fail; in most cases the tier's memory arrives meanwhile, or part of it, and
+// copies are carried out beside steps, as early as a GPU may. Texts are compared with the texts of the same requests
+// served alone, and the tiers with one another: a text that is in both has the same K and V there. Every case is a
+// function of its seed, which a failure prints:
 //
 //   build/tests/host_cache_fuzz_stage8 --cases 300 --seed 1
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
 #include "tests/fuzz/requests.h"
+#include "tests/stages/host_blocks_runner.h"
 #include "tests/stages/late_runner.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/sanitizers.h"
@@ -43,6 +45,24 @@ stage::GenerationRequest random_task(Random& random) {
   return task;
 }
 
+// A GPU that fails.
+class FailingDevice : public tests::FakeRunner, public stage::HostBlocks {
+ public:
+  explicit FailingDevice(std::unique_ptr<tests::HostBlocksRunner> inner)
+      : FakeRunner(std::move(inner)), device_(dynamic_cast<tests::HostBlocksRunner&>(this->inner())) {}
+
+  void allocate(int count) override { device_.allocate(count); }
+  int num_allocated() const override { return device_.num_allocated(); }
+  std::string why_no_more() const override { return device_.why_no_more(); }
+  void copy_beside(std::span<const stage::BlockCopy> copies) override {
+    with_fault(tests::RunnerCall::kCopy, [&] { device_.copy_beside(copies); });
+  }
+  tests::HostBlocksRunner& device() { return device_; }
+
+ private:
+  tests::HostBlocksRunner& device_;
+};
+
 // A served case, with all that is inside of it.
 struct Case {
   Case(Random& random, FuzzCounts& event_counts) : counts(event_counts) {
@@ -60,10 +80,19 @@ struct Case {
     options.scheduler.token_compute_cost = 10;  // so that blocks are kept
     options.scheduler.run_ahead = random.below(2) == 0;
     options.speculates = random.below(2) == 0;
-    options.wrap = [this](std::unique_ptr<stage::Runner> runner) {
+    const bool is_plain = random.below(4) == 0;  // all memory is there, and all copies are in front of their steps
+    const int num_at_start = random.below(3) == 0 ? options.num_host_cache_blocks : between(random, 0, 2);
+    options.wrap = [&](std::unique_ptr<stage::Runner> runner) -> std::unique_ptr<stage::Runner> {
       cpu = &dynamic_cast<stage::CpuRunner&>(*runner);
-      auto failing = std::make_unique<tests::FakeRunner>(std::make_unique<tests::LateRunner>(std::move(runner)));
+      if (is_plain) {
+        auto failing = std::make_unique<tests::FakeRunner>(std::make_unique<tests::LateRunner>(std::move(runner)));
+        fake = failing.get();
+        return failing;
+      }
+      auto failing =
+          std::make_unique<FailingDevice>(std::make_unique<tests::HostBlocksRunner>(std::move(runner), num_at_start));
       fake = failing.get();
+      device = &failing->device();
       return failing;
     };
     serving = std::make_unique<tests::Serving>(options);
@@ -91,6 +120,12 @@ struct Case {
                    random.below(2) == 0);
         counts.add("faults");
       }
+      if (device != nullptr && device->why_no_more().empty() && random.below(10) == 0) {
+        device->grow(between(random, 1, 4));
+        if (random.below(20) == 0) {
+          device->grow_no_more("no more host blocks");
+        }
+      }
       if (!serving->engine.step()) {
         continue;
       }
@@ -117,6 +152,9 @@ struct Case {
         (!used.empty() &&
          (*used.begin() < first_host_block || *used.rbegin() >= first_host_block + host.num_blocks()))) {
       throw FuzzFailure("the host's tier uses a block twice, or one that it does not have");
+    }
+    if (device != nullptr && host.num_there() + serving->options.num_host_blocks > device->num_allocated()) {
+      throw FuzzFailure("the host's tier has blocks that are not allocated");
     }
     const stage::HostCacheStatistics& statistics = host.statistics();
     if (statistics.stored - statistics.evictions != host.num_used()) {
@@ -166,6 +204,7 @@ struct Case {
   FuzzCounts& counts;
   stage::CpuRunner* cpu = nullptr;
   tests::FakeRunner* fake = nullptr;
+  tests::HostBlocksRunner* device = nullptr;  // nullptr: the runner is none
   std::unique_ptr<tests::Serving> serving;
   const stage::HostCacheScheduler* scheduler = nullptr;
   int first_host_block = 0;
@@ -221,14 +260,21 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   counts.add("stored", statistics.stored);
   counts.add("restored", statistics.restored);
   counts.add("given up by the host", statistics.evictions);
+  if (served.device != nullptr) {
+    counts.add("beside a step", static_cast<long long>(served.device->num_beside()));
+    counts.add("behind a step", static_cast<long long>(served.device->num_behind()));
+    const stage::HostCache& host = served.scheduler->host_cache();
+    counts.add("tiers that stay small", host.num_there() < host.num_blocks() ? 1 : 0);
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return tests::run_fuzz(
-      {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
-      FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed", "faults", "failed",
-                  "stored", "restored", "given up by the host", "in both tiers"}),
-      run_case);
+  return tests::run_fuzz({argv + 1, argv + argc},
+                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
+                         FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed",
+                                     "faults", "failed", "stored", "restored", "given up by the host", "in both tiers",
+                                     "beside a step", "behind a step", "tiers that stay small"}),
+                         run_case);
 }

@@ -1,6 +1,9 @@
-// The prefix cache's second tier on a GPU (HOST_CACHE.md): copies between the device and pinned memory, in one stream
-// with the steps. In float32, every text is that of a lone run on the CPU, without anything to find.
+// The prefix cache's second tier on a GPU (HOST_CACHE.md): copies between the device and pinned memory, beside the
+// steps or between them, while more memory is pinned. In float32, every text is that of a lone run on the CPU, without
+// anything to find.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,10 +11,12 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_random_serving.h"
 #include "tests/stages/serving_fixtures.h"
@@ -21,6 +26,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+#include STAGE_HEADER(production/pinned_blocks.h)
 #include STAGE_HEADER(serve/engine_adapter.h)
 // clang-format on
 
@@ -41,7 +47,25 @@ struct Totals {
   int faults = 0;
   int failed = 0;  // requests
   int cancelled = 0;
+  int grown = 0;       // tiers of which a part came while texts were served
+  int incomplete = 0;  // tiers of which a part never came
 };
+
+// While it lives, host memory is pinned in pieces of this size.
+class PieceSize {
+ public:
+  explicit PieceSize(std::size_t bytes) : before_(std::exchange(stage::pinned_piece_bytes, bytes)) {}
+  ~PieceSize() { stage::pinned_piece_bytes = before_; }
+  PieceSize(const PieceSize&) = delete;
+  PieceSize& operator=(const PieceSize&) = delete;
+
+ private:
+  std::size_t before_;
+};
+
+// How many times a thread beside the engine can still pin memory; twice for each piece.
+std::atomic<int> pins_left = 0;
+const std::thread::id kEngineThread = std::this_thread::get_id();
 
 // Some of the copies between device and host throw: of the next ones, one, or several in a row.
 struct CopyFaults {
@@ -51,6 +75,12 @@ struct CopyFaults {
 } copy_faults;
 
 void fail_copies(const char* call) {
+  if (std::string_view(call) == "cudaHostAlloc" && std::this_thread::get_id() != kEngineThread) {
+    std::this_thread::sleep_for(std::chrono::microseconds(300));  // so that the engine sees a tier grow
+    if (pins_left.fetch_sub(1) <= 0) {
+      throw common::OutOfPinnedMemory("a fault in pinning");
+    }
+  }
   if (!std::string_view(call).starts_with("cudaMemcpy2DAsync(to.first") || copy_faults.until_first == 0) {
     return;
   }
@@ -97,12 +127,17 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
   options.prefix_cache = true;
   options.num_slots = between(random, 460, 560);
   options.scheduler.token_compute_cost = 10;  // so that blocks are kept
+  // A few blocks of 3 KiB a token, or the usual size, with which all is there at once.
+  const PieceSize pieces(seed % 2 == 0 ? stage::pinned_piece_bytes
+                                       : static_cast<std::size_t>(between(random, 1, 4) * options.block_size) * 3072);
   const int num_host_blocks = stage::blocks_needed(options.num_host_slots, options.block_size);
   const int num_tier_blocks =
       random.below(3) == 0 ? between(random, 1, 3) : between(random, 4, 2 * *options.num_slots / options.block_size);
   stage::EngineOptions with_tier = options;
   with_tier.num_host_slots = (num_host_blocks + num_tier_blocks) * options.block_size;
   stage::VirtualClock clock;
+  const bool is_incomplete = seed % 4 == 1;
+  pins_left = is_incomplete ? 2 * between(random, 0, 2) : 1 << 30;
   const std::unique_ptr<stage::SpeculatingEngine> engine =
       stage::make_speculating_engine(bundled().llama, options, stage::make_runner(bundled().llama, with_tier),
                                      random.below(2) == 0 ? 0 : drawn.num_drafts, clock, drawn.cost, num_tier_blocks);
@@ -120,6 +155,7 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
   });
   const auto& scheduler = dynamic_cast<const stage::HostCacheScheduler&>(engine->scheduler());
   const stage::HostCache& host = scheduler.host_cache();
+  const int num_at_start = host.num_there();
   for (int round = 0; round < 3; ++round) {
     if (round == 2) {
       fails = false;
@@ -147,9 +183,13 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
     }
     CHECK(engine->manager().usage().reserved == 0);
     CHECK(engine->manager().num_free_host_blocks() == num_host_blocks);
-    CHECK(host.num_used() <= num_tier_blocks);
+    CHECK(host.num_used() <= host.num_there());
+    CHECK(host.num_blocks() == num_tier_blocks);
     CHECK(host.statistics().stored - host.statistics().evictions == host.num_used());
   }
+  totals.grown += host.num_there() > num_at_start ? 1 : 0;
+  totals.incomplete += host.num_there() < num_tier_blocks ? 1 : 0;
+  CHECK((is_incomplete || host.num_there() == num_tier_blocks));
   totals.stored += host.statistics().stored;
   totals.restored += host.statistics().restored;
   totals.given_up += host.statistics().evictions;
@@ -174,7 +214,7 @@ TEST_CASE("GPU: texts with a second tier are those of lone runs, in tiny pools a
   }
   totals.faults = copy_faults.thrown;
   CAPTURE(totals.stored, totals.restored, totals.given_up, totals.swapped_out, totals.recomputed, totals.faults,
-          totals.failed, totals.cancelled);
+          totals.failed, totals.cancelled, totals.grown, totals.incomplete);
   CHECK(totals.stored > 1000);
   CHECK(totals.restored > 100);
   CHECK(totals.given_up > 100);
@@ -182,6 +222,34 @@ TEST_CASE("GPU: texts with a second tier are those of lone runs, in tiny pools a
   CHECK(totals.recomputed > 10);
   CHECK(totals.faults > 20);
   CHECK(totals.cancelled > 10);
+  CHECK(totals.grown > 3);
+  CHECK(totals.incomplete > 0);
+}
+
+TEST_CASE("GPU: a server is ready before its tier is pinned, and ends before that too") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr std::int64_t kTierBytes = std::int64_t{3} << 30;
+  stage::EngineOptions options;
+  options.num_slots = 2048;
+  options.gpu = {.device = stage::Device::kGpu};
+  const auto seconds_since = [](std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  double to_end = 0.0;
+  {
+    const auto served =
+        stage::make_served_engine(bundled().llama, options, {.virtual_clock = true}, {.host_cache_bytes = kTierBytes});
+    const common::HostCacheFigures figures = served->status().host_cache;
+    CAPTURE(figures.num_allocated, figures.num_blocks);
+    CHECK(figures.num_blocks == kTierBytes / (std::int64_t{options.block_size} * 3072));
+    CHECK(figures.num_allocated > 0);
+    CHECK(figures.num_allocated < figures.num_blocks / 4);
+    to_end -= seconds_since({});
+  }
+  to_end += seconds_since({});
+  CHECK(to_end < 1.5);  // of a piece, and of what is freed
 }
 
 // A prompt is computed, loses its blocks to another one, and is sent again: a prompt that is found in the pool, or on

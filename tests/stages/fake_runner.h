@@ -62,11 +62,8 @@ class FakeRunner : public stage::Runner {
     return result;
   }
 
- private:
-  struct Fault {
-    int count = 0;
-    bool is_done = false;
-  };
+ protected:
+  stage::Runner& inner() { return *inner_; }
 
   template <typename Function>
   void with_fault(RunnerCall call, const Function& function) {
@@ -82,6 +79,12 @@ class FakeRunner : public stage::Runner {
       throw RunnerFault();
     }
   }
+
+ private:
+  struct Fault {
+    int count = 0;
+    bool is_done = false;
+  };
 
   std::unique_ptr<stage::Runner> inner_;
   std::map<RunnerCall, Fault> faults_;

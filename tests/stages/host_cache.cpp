@@ -4,10 +4,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <iostream>
 #include <limits>
 #include <memory>
 #include <numeric>
 #include <span>
+#include <sstream>
+#include <streambuf>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -18,6 +21,7 @@
 #include "common/serving/pool_view.h"
 #include "common/serving/prometheus.h"
 #include "common/serving/tally.h"
+#include "tests/stages/host_blocks_runner.h"
 #include "tests/stages/late_runner.h"
 #include "tests/stages/number_pool.h"
 #include "tests/stages/serving_fixtures.h"
@@ -381,6 +385,7 @@ TEST_CASE("host cache: a server's figures tell the tiers apart") {
     CHECK(state.status.prefix.hits == 0);  // in the pool
     CHECK(state.status.prefix.prompt_tokens_found == (bytes > 0 ? 20 : 0));
     CHECK(figures.num_blocks == (bytes > 0 ? 16 : 0));
+    CHECK(figures.num_allocated == figures.num_blocks);  // on a CPU all are there from the start
     CHECK(figures.hits == (bytes > 0 ? 1 : 0));
     CHECK(figures.restored == (bytes > 0 ? 5 : 0));
     CHECK(figures.stored == figures.num_used);
@@ -393,6 +398,7 @@ TEST_CASE("host cache: a server's figures tell the tiers apart") {
     view.update({.engine = served.get(), .tally = &tally, .report = &served->last_step(), .is_still = true});
     common::Json record = common::Json::parse(watcher.read(std::chrono::milliseconds(0)).back(), 8);
     CHECK(record["sizes"]["tier_blocks"] == figures.num_blocks);
+    CHECK(record["counters"]["tier_allocated"] == figures.num_allocated);
     CHECK(record["counters"]["tier_used"] == figures.num_used);
     CHECK(record["counters"]["tier_restored"] == static_cast<int>(figures.restored));
     const std::string text = common::metrics_text(state, "small");
@@ -457,6 +463,119 @@ TEST_CASE("host cache: a prompt that is scored has its scores, and is computed")
     CHECK(scores[0][i].drawn.logprob == scores[1][i].drawn.logprob);
     CHECK(scores[0][i].drawn.logprob < 0.0F);
   }
+}
+
+TEST_CASE("host cache: blocks that are not there yet keep nothing, and then they do, in their order") {
+  stage::KvCacheManager manager(2, 2);
+  HostCache host(5, 4, 2, 0);
+  manager.on_evict([&](int block) { host.store(manager.prefix_cache(), block); });
+  const auto serve = [&](const Tokens& text) {
+    REQUIRE(manager.allocate(0, text));
+    manager.commit(0, text);
+    manager.free(0);
+  };
+  serve({1, 2, 3, 4});
+  serve({5, 6, 7, 8});
+  CHECK(host.num_there() == 0);
+  CHECK(host.num_blocks() == 4);
+  CHECK(host.statistics().stored == 0);
+  CHECK(host.pending_copies().empty());
+  host.grow(1);
+  serve({1, 2, 9, 9});
+  CHECK(Blocks(host.in_use().begin(), host.in_use().end()) == Blocks{5});
+  CHECK(host.statistics().stored == 2);  // the second one took the place of the first
+  CHECK(host.statistics().evictions == 1);
+  host.grow(3);
+  host.grow(2);
+  CHECK(host.num_there() == 3);
+  serve({5, 6, 7, 8});
+  CHECK(Blocks(host.in_use().begin(), host.in_use().end()) == Blocks{5, 6, 7});
+  host.grow(7);
+  CHECK(host.num_there() == 4);
+}
+
+// Requests are cancelled while a step is computed that reads and writes their blocks: what comes back into such a block
+// must wait for that step, and all else does not.
+TEST_CASE("host cache: copies beside the step that is computed leave its blocks alone") {
+  for (const int num_sequences : {1, 2, 4}) {
+    for (const int fault : {-1, 3, 5, 8, 12}) {  // the index of a copy that throws
+      tests::ServingOptions options;
+      options.num_blocks = 16;
+      options.num_host_blocks = 6;
+      options.num_host_cache_blocks = 24;
+      options.scheduler.max_sequences = num_sequences;
+      options.scheduler.run_ahead = true;
+      tests::HostBlocksRunner* device = nullptr;
+      options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
+        auto wrapped = std::make_unique<tests::HostBlocksRunner>(std::move(runner), 0);
+        device = wrapped.get();
+        return wrapped;
+      };
+      tests::Serving serving(options);
+      device->fail(tests::RunnerCall::kCopy, fault, fault % 2 == 0);
+      const auto& scheduler = dynamic_cast<const stage::HostCacheScheduler&>(serving.engine.scheduler());
+      CAPTURE(num_sequences, fault);
+      std::vector<std::pair<int, stage::GenerationRequest>> requests;
+      for (int round = 0; round < 3; ++round) {
+        for (const int salt : {1, 2, 3, 4, 5}) {
+          const stage::GenerationRequest request{tests::make_request(18 + salt, 4 + salt, salt)};
+          requests.emplace_back(serving.submit(request), request);
+        }
+        for (int step = 1; !serving.engine.is_idle(); ++step) {
+          if (step % 5 == 0 && !scheduler.running().empty()) {
+            serving.engine.stop(scheduler.running().front()->id(), common::FinishReason::kCancelled);
+          }
+          serving.engine.step();
+          CHECK(serving.problem() == kNoProblem);
+        }
+        CHECK(serving.leak() == kNoProblem);
+        CHECK(scheduler.host_cache().num_there() <= device->num_allocated() - 6);
+        device->grow(12);
+      }
+      for (const auto& [id, request] : requests) {
+        const stage::RequestOutput& output = serving.engine.output(id);
+        const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
+        CHECK((!has_failed || fault >= 0));
+        const bool is_part = has_failed || output.finish_reason == common::FinishReason::kCancelled;
+        CHECK(tests::compare_output(output, tests::served_alone(request), is_part) == kNoProblem);
+      }
+      CHECK(scheduler.host_cache().num_there() == 24);
+      CHECK(scheduler.host_cache().statistics().restored > 10);
+      CHECK(device->num_beside() > 20);
+      CHECK(device->num_behind() > 0);
+    }
+  }
+}
+
+TEST_CASE("host cache: memory that never comes is said once, and the tier has what there is") {
+  tests::ServingOptions options;
+  options.num_blocks = 8;
+  options.num_host_blocks = 3;
+  options.num_host_cache_blocks = 16;
+  options.scheduler.run_ahead = true;
+  tests::HostBlocksRunner* device = nullptr;
+  options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
+    auto wrapped = std::make_unique<tests::HostBlocksRunner>(std::move(runner), 2);
+    device = wrapped.get();
+    return wrapped;
+  };
+  tests::Serving serving(options);
+  CHECK(device->num_allocated() == 3 + 2);  // those for swapping were asked for
+  device->grow(4);
+  device->grow_no_more("host blocks stay at 9 of 19: a reason");
+  std::ostringstream said;
+  std::streambuf* const before = std::cerr.rdbuf(said.rdbuf());
+  std::string problem;
+  for (const int salt : {1, 2, 3, 1, 2, 3}) {
+    serving.submit(ask(22, salt));
+    problem += serving.run();
+  }
+  std::cerr.rdbuf(before);
+  CHECK(problem == kNoProblem);
+  CHECK(said.str() == "note: host blocks stay at 9 of 19: a reason\n");
+  const auto& scheduler = dynamic_cast<const stage::HostCacheScheduler&>(serving.engine.scheduler());
+  CHECK(scheduler.host_cache().num_there() == 6);
+  CHECK(scheduler.host_cache().num_used() == 6);
 }
 
 TEST_CASE("host cache: a copy that fails is carried out with the next pass, in its order") {

@@ -47,6 +47,20 @@ class LateRunner : public stage::Runner {
     }
   }
 
+  // Copies that a GPU may carry out beside the step that was enqueued last: early, before it has computed anything. If
+  // other copies were enqueued behind the step, they are not early.
+  void copy_early(std::span<const stage::BlockCopy> copies) {
+    const std::shared_ptr<void> guard = guard_ ? guard_() : nullptr;
+    const bool fails = is_next(RunnerCall::kCopy);
+    if (!fails || fault_->is_done) {
+      const bool is_behind_step = !work_.empty() && work_.back().step > 0;
+      work_.insert(work_.end() - (is_behind_step ? 1 : 0), {{copies.begin(), copies.end()}, std::nullopt, 0});
+    }
+    if (fails) {
+      throw RunnerFault();
+    }
+  }
+
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     const std::shared_ptr<void> guard = guard_ ? guard_() : nullptr;
     if (is_next(RunnerCall::kEnqueue)) {

@@ -3,8 +3,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <random>
 #include <utility>
 #include <vector>
+
+#include "common/base/check.h"
 
 namespace common::executor {
 
@@ -12,17 +17,72 @@ struct Graph {
   std::vector<std::function<void()>> work;
 };
 
-struct Stream {
-  Graph* captured = nullptr;
-};
-
 struct Event {
   std::chrono::steady_clock::time_point time;
+  int num_recorded = 0;
+  int num_reached = 0;  // how many of these its streams have reached
 };
+
+struct Stream {
+  // Done when the event has been reached as often as it was recorded then.
+  struct Work {
+    std::function<void()> work;
+    const Event* awaited = nullptr;
+    int count = 0;
+  };
+
+  bool is_ready() const {
+    return !queue.empty() &&
+           (queue.front().awaited == nullptr || queue.front().awaited->num_reached >= queue.front().count);
+  }
+
+  Graph* captured = nullptr;
+  bool is_shuffled = false;
+  std::deque<Work> queue;
+};
+
+namespace {
+
+std::vector<Stream*> streams;  // those that are shuffled
+std::minstd_rand order;
+bool is_shuffled = false;
+
+void run_one() {
+  std::vector<Stream*> ready;
+  for (Stream* stream : streams) {
+    if (stream->is_ready()) {
+      ready.push_back(stream);
+    }
+  }
+  COMMON_CHECK(!ready.empty(), "some stream can go on");
+  Stream& chosen = *ready[order() % ready.size()];
+  const Stream::Work next = std::move(chosen.queue.front());
+  chosen.queue.pop_front();
+  if (next.work) {
+    next.work();
+  }
+}
+
+void run_all() {
+  for (const Stream* stream : streams) {
+    while (!stream->queue.empty()) {
+      run_one();
+    }
+  }
+}
+
+}  // namespace
+
+void shuffle_streams(unsigned seed) {
+  is_shuffled = seed != 0;
+  order.seed(seed);
+}
 
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
   if (stream != nullptr && stream->captured != nullptr) {
     stream->captured->work.push_back(std::move(work));
+  } else if (stream != nullptr && stream->is_shuffled) {
+    stream->queue.push_back({std::move(work)});
   } else {
     work();
   }
@@ -67,6 +127,7 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
   std::snprintf(properties->name, sizeof(properties->name), "the executor");
   properties->multiProcessorCount = kNumMultiprocessors;
@@ -79,13 +140,17 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr /*attribute*/, int
   *value = 0;  // its memory has no bus
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  run_all();
+  return cudaSuccess;
+}
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
   *pointer = allocate(bytes);
   return *pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 cudaError_t cudaFree(void* pointer) {
+  run_all();
   common::executor::free(pointer);
   return cudaSuccess;
 }
@@ -126,14 +191,28 @@ cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t 
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   *stream = new Stream;
+  if (is_shuffled) {
+    (*stream)->is_shuffled = true;
+    streams.push_back(*stream);
+  }
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  run_all();
+  std::erase(streams, stream);
   delete stream;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t /*stream*/, cudaEvent_t /*event*/, unsigned /*flags*/) {
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  while (stream != nullptr && !stream->queue.empty()) {
+    run_one();
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
+  if (stream->is_shuffled) {
+    stream->queue.push_back({{}, event, event->num_recorded});
+  }
   return cudaSuccess;
 }
 
@@ -169,14 +248,26 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  run_all();
   delete event;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return enqueue(stream, [event] { event->time = std::chrono::steady_clock::now(); });
+  const int number = event->num_recorded += stream != nullptr && stream->is_shuffled ? 1 : 0;
+  return enqueue(stream, [event, number] {
+    event->time = std::chrono::steady_clock::now();
+    event->num_reached = number;
+  });
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t /*event*/) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  while (event->num_reached < event->num_recorded) {
+    run_one();
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return event->num_reached < event->num_recorded ? cudaErrorNotReady : cudaSuccess;
+}
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEvent_t last) {
   *milliseconds = std::chrono::duration<float, std::milli>(last->time - first->time).count();
   return cudaSuccess;

@@ -1,5 +1,6 @@
 // The part of CUDA's runtime that common/cuda/runtime and the kernels' launches call, on the executor. A stream's work
-// is done when it is enqueued, unless the stream is being captured: then it becomes part of a graph.
+// is done when it is enqueued, unless the stream is being captured: then it becomes part of a graph. For tests, streams
+// can also work as late as they may, and in any order that their events allow (shuffle_streams).
 #pragma once
 
 #include <cstddef>
@@ -32,6 +33,7 @@ cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 enum cudaDeviceAttr { cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth };
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
@@ -119,7 +121,10 @@ struct cudaLaunchConfig_t {
 };
 
 namespace common::executor {
-// Does it, or adds it to the graph that the stream is being captured for.
+// Work of streams that are created from now on is done only when the host waits for it, and in an order between the
+// streams that the seed draws. 0: at once again. For one thread that enqueues work.
+void shuffle_streams(unsigned seed);
+// Does it or enqueues it, or adds it to the graph that the stream is being captured for.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 }  // namespace common::executor
 

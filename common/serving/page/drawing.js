@@ -407,10 +407,12 @@ function drawHost(context, snapshot, width, height, theme) {
   }
 }
 
-// The second tier as a bar: its blocks with a text are hatched, as cached ones are.
+// The second tier as a bar: its blocks with a text are hatched, as cached ones are. Blocks whose memory has not arrived
+// yet have no frame.
 function drawTier(context, snapshot, width, height, theme) {
   context.clearRect(0, 0, width, height);
   const {tier_blocks: total} = snapshot.sizes, used = snapshot.counters.tier_used ?? 0;
+  const allocated = snapshot.counters.tier_allocated ?? total;
   if (!total) return;
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
@@ -418,11 +420,12 @@ function drawTier(context, snapshot, width, height, theme) {
   context.fillStyle = theme.dim;
   const {kept, back} = tierMoves(snapshot);
   const moves = [...(kept ? [`${kept} kept ↓`] : []), ...(back ? [`${back} brought back ↑`] : [])].join(", ");
-  context.fillText(`second tier: ${used} of ${total}`, 0, height / 2 - (moves ? 7 : 0), width);
+  const size = allocated < total ? `${allocated}, soon ${total}` : `${total}`;
+  context.fillText(`second tier: ${used} of ${size}`, 0, height / 2 - (moves ? 7 : 0), width);
   context.fillStyle = theme.bad;
   context.fillText(moves, 0, height / 2 + 7, width);
-  const x = Math.max(context.measureText("second tier: 0000 of 0000").width, context.measureText(moves).width) + 8;
-  drawBlock(context, x, 6, width - x, height - 12, {kind: "free"}, theme);
+  const x = Math.max(context.measureText(`second tier: 0000 of ${size}`).width, context.measureText(moves).width) + 8;
+  drawBlock(context, x, 6, (width - x) * allocated / total, height - 12, {kind: "free"}, theme);
   if (used) drawBlock(context, x, 6, (width - x) * used / total, height - 12, {kind: "cached"}, theme);
 }
 

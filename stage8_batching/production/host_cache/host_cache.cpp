@@ -9,11 +9,18 @@
 
 namespace stage8 {
 
-HostCache::HostCache(int first_block, int num_blocks, int block_size)
+HostCache::HostCache(int first_block, int num_blocks, int block_size, int num_there)
     : first_block_(first_block), block_size_(block_size), entries_(static_cast<std::size_t>(num_blocks)) {
   COMMON_CHECK(num_blocks > 0, "the host's tier has no blocks");
   for (int block = first_block; block < first_block + num_blocks; ++block) {
-    entry(block).position = free_.insert(free_.end(), block);
+    entry(block).position = missing_.insert(missing_.end(), block);
+  }
+  grow(num_there);
+}
+
+void HostCache::grow(int num_there) noexcept {
+  while (!missing_.empty() && missing_.front() < first_block_ + num_there) {
+    free_.splice(free_.end(), missing_, missing_.begin());
   }
 }
 
@@ -27,6 +34,9 @@ void HostCache::store(const PrefixCache& pool, int block) noexcept {
     }
     // Everything that may throw comes first: if memory runs out, the place stays free.
     pending_copies_.reserve(pending_copies_.size() + 1);
+    if (free_.empty() && in_use_.empty()) {
+      return;
+    }
     if (free_.empty()) {
       evict();
     }

@@ -28,8 +28,10 @@ struct HostCacheStatistics {
 class HostCache {
  public:
   // Its blocks are numbered first_block … first_block + num_blocks - 1: host blocks of the runner's cache that the
-  // manager does not know.
-  HostCache(int first_block, int num_blocks, int block_size);
+  // manager does not know. The first num_there of them can be used from the start.
+  HostCache(int first_block, int num_blocks, int block_size, int num_there);
+  HostCache(int first_block, int num_blocks, int block_size)
+      : HostCache(first_block, num_blocks, block_size, num_blocks) {}
   // Entries hold iterators into the lists.
   HostCache(const HostCache&) = delete;
   HostCache& operator=(const HostCache&) = delete;
@@ -62,6 +64,10 @@ class HostCache {
   // next step's copies.
   void take_over_copies(KvCacheManager& manager);
 
+  // From now on, the first num_there blocks can be used; never fewer than before.
+  void grow(int num_there) noexcept;
+
+  int num_there() const { return static_cast<int>(in_use_.size() + free_.size()); }
   int num_blocks() const { return static_cast<int>(entries_.size()); }
   int num_used() const { return static_cast<int>(in_use_.size()); }
   // Blocks with a text, the one that has not been used for the longest time first.
@@ -74,7 +80,7 @@ class HostCache {
     std::int64_t parent = 0;  // that of the text before; 0: it is the first block
     std::vector<common::Token> tokens;
     std::uint64_t salt = 0;
-    std::list<int>::iterator position;  // in in_use_ or in free_
+    std::list<int>::iterator position;  // in in_use_, free_ or missing_
   };
   using Children = std::unordered_multimap<std::uint64_t, int>;  // host blocks, by a hash of tokens and salt
 
@@ -92,7 +98,8 @@ class HostCache {
   std::vector<Entry> entries_;                           // by block
   std::unordered_map<std::int64_t, Children> children_;  // by parent
   std::list<int> in_use_;
-  std::list<int> free_;  // a change between the lists allocates no memory
+  std::list<int> free_;     // a change between the lists allocates no memory
+  std::list<int> missing_;  // can't be used yet
   std::vector<BlockCopy> pending_copies_;
   HostCacheStatistics statistics_;
 };

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../host_cache/host_blocks.h"
 #include "../host_cache/host_cache_runner.h"
 #include "../host_cache/host_cache_scheduler.h"
 #include "../scoring/prompt_scores.h"
@@ -214,11 +215,18 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
   const TokenCost chosen = cost.value_or(token_cost(model, options.gpu, *runner));
   auto* const scoring = dynamic_cast<RowScoring*>(runner.get());
   const auto* const sharing = dynamic_cast<const SharedReading*>(runner.get());
+  const CacheSize& size = runner->cache();
+  const int num_swap_blocks = size.num_host_blocks - num_host_cache_blocks;
+  auto* const host_blocks = dynamic_cast<HostBlocks*>(runner.get());
+  if (host_blocks != nullptr) {
+    host_blocks->allocate(num_swap_blocks);
+  }
   std::shared_ptr<HostCache> host_cache;
   if (num_host_cache_blocks > 0) {
-    const CacheSize& size = runner->cache();
-    host_cache = std::make_shared<HostCache>(size.num_blocks + size.num_host_blocks - num_host_cache_blocks,
-                                             num_host_cache_blocks, size.block_size);
+    const int num_there =
+        host_blocks == nullptr ? num_host_cache_blocks : host_blocks->num_allocated() - num_swap_blocks;
+    host_cache = std::make_shared<HostCache>(size.num_blocks + num_swap_blocks, num_host_cache_blocks, size.block_size,
+                                             num_there);
     runner = std::make_unique<HostCacheRunner>(std::move(runner), host_cache);
   }
   const common::LlamaConfig& config = model.config();
