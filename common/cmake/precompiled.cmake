@@ -1,11 +1,12 @@
-# Precompiled headers: parsing Eigen takes longer than compiling most files that use it.
+# Precompiled headers: parsing Eigen or nlohmann-json takes longer than compiling most files that use them. A header in
+# there costs a file that does without it no time that can be measured.
 #
-# The files of common/ are compiled several at a time as well, because nlohmann-json and the standard library take long
-# to parse, too. (A stage's files are not: readers change them.)
+# The files of common/ are compiled several at a time as well, because the standard library takes long to parse, too. (A
+# stage's files are not: readers change them.)
 #
 # Every file still has to include what it uses; a build with COURSE_PRECOMPILE=OFF checks that.
 
-# Lets a library or program of the course use the precompiled Eigen, which all of them share.
+# Lets a library or program of the course use the precompiled headers, which all of them share.
 function(course_precompile_eigen target)
   if(NOT COURSE_PRECOMPILE)
     return()
@@ -54,6 +55,7 @@ endfunction()
 if(COURSE_PRECOMPILE)
   file(WRITE ${PROJECT_BINARY_DIR}/eigen.cpp "")
   add_library(course_eigen STATIC ${PROJECT_BINARY_DIR}/eigen.cpp)
-  target_link_libraries(course_eigen PRIVATE Eigen3::Eigen Threads::Threads)
-  target_precompile_headers(course_eigen PRIVATE $<$<COMPILE_LANGUAGE:CXX>:<Eigen/Core$<ANGLE-R>>)
+  target_link_libraries(course_eigen PRIVATE Eigen3::Eigen nlohmann_json::nlohmann_json Threads::Threads)
+  target_precompile_headers(course_eigen PRIVATE $<$<COMPILE_LANGUAGE:CXX>:<Eigen/Core$<ANGLE-R>>
+                                                 $<$<COMPILE_LANGUAGE:CXX>:<nlohmann/json.hpp$<ANGLE-R>>)
 endif()

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/model/llama.h"
 #include "common/serving/memory_account.h"
 #include "tests/stages/http_fixtures.h"
 #include "tests/support/catch.h"
@@ -91,12 +92,28 @@ std::vector<Case> cases() {
           {"GET", "/nowhere", ""}};
 }
 
+// What a request computes is no matter here, and thousands of requests are made: the bundled model's vocabulary and
+// context, and little else.
+const common::Llama& narrow_model() {
+  static const common::Llama model = [] {
+    common::LlamaConfig config = tests::default_session().model.config();
+    config.hidden_size = 32;
+    config.num_layers = 2;
+    config.num_heads = 4;
+    config.num_kv_heads = 2;
+    config.head_dim = 8;
+    config.feed_forward_size = 48;
+    return common::Llama(config, 1);
+  }();
+  return model;
+}
+
 // A server whose engine's thread is spared, or counted.
 struct Fixture {
   explicit Fixture(bool counts_engine = false)
       : memory(common::MemoryAccount::of_size(std::size_t{1} << 28)),
         view(&tests::default_session().tokenizer),
-        engine(ApiFixture::engines({}), {64},
+        engine(ApiFixture::engines({}, narrow_model()), {64},
                [this, counts_engine, maker = std::this_thread::get_id()](const common::EngineNews& news) {
                  if (std::this_thread::get_id() != maker) {
                    is_counted = counts_engine;

@@ -1,6 +1,7 @@
 // Between the executor and the counts: which thread runs, and where memory lies.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,16 @@ struct WarpPlace {
 
 // One for each lane: what it has accessed since its warp last met.
 using LaneLog = std::vector<Access>;
+
+struct Stack {
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+
+  bool has(std::uintptr_t address) const { return address - begin < bytes; }
+};
+// That of the kernel's thread that runs; none has no bytes. Most accesses are to it, and are of no concern: here to be
+// asked without a call.
+extern constinit thread_local Stack running_stack;
 
 // The log of the thread that runs, nullptr if no kernel runs or nothing is counted.
 LaneLog* current_log();

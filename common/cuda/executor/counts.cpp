@@ -137,10 +137,10 @@ bool can_count() {
 bool is_counting() { return counting; }
 
 void note_access(const void* instruction, const void* pointer, int bytes, bool is_store) {
-  if (!runs_kernel()) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  if (running_stack.has(address) || !runs_kernel()) {
     return;
   }
-  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   const Space space = check_access(address, bytes, is_store);
   LaneLog* log = current_log();
   if (log != nullptr && space != Space::kOther) {
@@ -263,6 +263,9 @@ namespace {
 // A structure that the compiler copies as a whole. A GPU takes one instruction for each aligned part.
 void note_range(const void* instruction, const void* pointer, std::size_t bytes, bool is_store) {
   auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  if (running_stack.has(address)) {
+    return;
+  }
   while (bytes > 0) {
     std::size_t part = 16;
     while (part > bytes || address % part != 0) {

@@ -442,6 +442,7 @@ bool can_go_on(Thread& thread) {
 
 void resume(Thread& thread) {
   current = &thread;
+  running_stack = {reinterpret_cast<std::uintptr_t>(thread.stack_begin), thread.stack_bytes};
 #ifdef COURSE_ADDRESS_SANITIZER
   void* fake_stack = nullptr;
   __sanitizer_start_switch_fiber(&fake_stack, thread.stack_begin, thread.stack_bytes);
@@ -451,6 +452,7 @@ void resume(Thread& thread) {
   __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
   current = nullptr;
+  running_stack = {};
 }
 
 // An exception ends the kernel. It must not leave the fibre, and fail() leaves it for good: not inside of a handler.
@@ -706,7 +708,7 @@ void meet_warp(unsigned mask, const char* name, void* own, void (*combine)(OfLan
     meeting->mask = mask;
     meeting->name = name;
     meeting->combine = combine;
-  } else if (std::strcmp(meeting->name, name) != 0) {
+  } else if (meeting->name != name && std::strcmp(meeting->name, name) != 0) {
     fail(std::string("is at ") + name + " while other lanes of its warp are at " + meeting->name);
   }
   meeting->of_lanes[lane] = own;
@@ -796,6 +798,8 @@ std::size_t free_bytes() { return DeviceArena::kBytes - arena().used(); }
 
 // ---- for the counts ----------------------------------------------------------------------------------------------
 
+constinit thread_local Stack running_stack;
+
 bool runs_kernel() { return current != nullptr && !combines; }
 LaneLog* current_log() { return current == nullptr || !is_counting() ? nullptr : &current->log; }
 
@@ -826,7 +830,7 @@ bool is_mapped(std::uintptr_t address) {
 }  // namespace
 
 Space check_access(std::uintptr_t address, int bytes, bool is_store) {
-  if (address - reinterpret_cast<std::uintptr_t>(current->stack_begin) < current->stack_bytes) {
+  if (running_stack.has(address)) {
     return Space::kOther;
   }
   Space space = Space::kOther;

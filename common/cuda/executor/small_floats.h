@@ -29,11 +29,11 @@ inline std::uint16_t half_of_float(float x) {
 }
 
 inline float float_of_half(std::uint32_t bits) {
-  const int exponent = static_cast<int>(bits >> 10U & 31U);
-  const auto mantissa = static_cast<float>(bits & 1023U);
-  const float size = exponent == 0    ? std::ldexp(mantissa, -24)
-                     : exponent == 31 ? (mantissa == 0.0F ? INFINITY : NAN)
-                                      : std::ldexp(1024.0F + mantissa, exponent - 25);
+  const std::uint32_t exponent = bits >> 10U & 31U;
+  const std::uint32_t mantissa = bits & 1023U;
+  const float size = exponent == 0    ? 0x1p-24F * static_cast<float>(mantissa)
+                     : exponent == 31 ? (mantissa == 0 ? INFINITY : NAN)
+                                      : __builtin_bit_cast(float, (exponent + 127 - 15) << 23U | mantissa << 13U);
   return (bits & 0x8000U) != 0 ? -size : size;
 }
 
@@ -47,12 +47,21 @@ inline std::uint8_t float8_of_float(float x) {
 }
 
 inline float float_of_float8(std::uint32_t bits) {
-  const int exponent = static_cast<int>(bits >> 3U & 15U);
-  const auto mantissa = static_cast<float>(bits & 7U);
-  const float size = exponent == 15 && mantissa == 7.0F ? NAN
-                     : exponent == 0                    ? std::ldexp(mantissa, -9)
-                                                        : std::ldexp(8.0F + mantissa, exponent - 10);
+  const std::uint32_t exponent = bits >> 3U & 15U;
+  const std::uint32_t mantissa = bits & 7U;
+  const float size = exponent == 15 && mantissa == 7 ? NAN
+                     : exponent == 0                 ? 0x1p-9F * static_cast<float>(mantissa)
+                                     : __builtin_bit_cast(float, (exponent + 127 - 7) << 23U | mantissa << 20U);
   return (bits & 0x80U) != 0 ? -size : size;
+}
+
+// Every float8 is a float16.
+inline std::uint16_t half_of_float8(std::uint32_t bits) {
+  const std::uint32_t size = bits & 0x7FU;
+  if (size < 8U || size == 0x7FU) {  // the exponent is 0, or it is not a number
+    return half_of_float(float_of_float8(bits));
+  }
+  return static_cast<std::uint16_t>((bits & 0x80U) << 8U | (size + ((15U - 7U) << 3U)) << 7U);
 }
 
 }  // namespace common::executor
@@ -84,10 +93,7 @@ inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t
   return static_cast<__nv_fp8x2_storage_t>(high << 8U | common::executor::float8_of_float(x.x));
 }
 inline __half2_raw __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t pair, __nv_fp8_interpretation_t /*kind*/) {
-  const auto half = [](unsigned byte) {
-    return common::executor::half_of_float(common::executor::float_of_float8(byte & 0xFFU));
-  };
-  return {half(pair), half(pair >> 8U)};
+  return {common::executor::half_of_float8(pair & 0xFFU), common::executor::half_of_float8(pair >> 8U)};
 }
 
 // NOLINTEND(readability-identifier-naming,performance-unnecessary-value-param)
