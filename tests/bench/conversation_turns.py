@@ -30,10 +30,13 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import signal
 import sys
 import tempfile
+import time
+import urllib.request
 
 import compare_engines
 import serve_load
@@ -95,14 +98,35 @@ class Load:
         return rows[1:]
 
 
+def wait_until_pinned(url, limit):
+    """Until the tier of this engine has all of its blocks: it serves before, with those that are there. Steps count them."""
+    end = time.monotonic() + limit
+    step = urllib.request.Request(f"{url}/v1/completions", json.dumps({"prompt": [1], "max_tokens": 1}).encode(),
+                                  {"Content-Type": "application/json"})
+    while time.monotonic() < end:
+        urllib.request.urlopen(step, timeout=limit).read()
+        metrics = urllib.request.urlopen(f"{url}/metrics", timeout=limit).read().decode()
+        size, there = (float(re.search(rf"^course:host_cache_{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)[1])
+                       for name in ("blocks", "blocks_allocated"))
+        if there == size:
+            return
+        time.sleep(0.5)
+    raise Failed(f"after {limit:g} s the tier has {there:g} of {size:g} blocks")
+
+
 def serve(load, name, make_command, folder):
     """{row: figures} of one engine."""
     port, log = compare_engines.free_port(), folder / f"{name}.log"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with compare_engines.process(make_command(port), log, environment) as running:
         compare_engines.wait_until_ready(port, running, log, load.options.limit)
+        url = f"http://127.0.0.1:{port}"
         try:
-            turns = load.turns(f"http://127.0.0.1:{port}")
+            if name == "with":
+                ready = time.monotonic()
+                wait_until_pinned(url, load.options.limit)
+                say(f"{name}: all of the tier was there {time.monotonic() - ready:.0f} s after the server was ready")
+            turns = load.turns(url)
         except Failed as error:
             raise Failed(f"{error}{compare_engines.end_of(log)}") from error
     rows = {}
