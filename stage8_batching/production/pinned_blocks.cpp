@@ -1,6 +1,7 @@
 #include "pinned_blocks.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 
@@ -10,7 +11,7 @@
 
 namespace stage8 {
 
-std::size_t pinned_piece_bytes = std::size_t{64} << 20U;
+std::size_t pinned_piece_bytes = std::size_t{32} << 20U;
 
 PinnedBlocks::PinnedBlocks(const common::PageShape& shape, int num_layers, int num_blocks)
     : shape_(shape),
@@ -54,7 +55,12 @@ void PinnedBlocks::pin_until(int count) {
 void PinnedBlocks::pin_in_background(int device) noexcept {
   try {
     CUDA_CHECK(cudaSetDevice(device));
-    pin_until(num_blocks_);
+    while (num_allocated() < num_blocks_ && !stops_) {
+      const auto begin = std::chrono::steady_clock::now();
+      pin_until(num_allocated() + 1);  // a piece
+      // The driver serves one call at a time. For as long as this one took, the engine's calls have it to themselves.
+      std::this_thread::sleep_for(std::chrono::steady_clock::now() - begin);
+    }
   } catch (const std::exception& error) {
     const std::int64_t block_bytes = num_layers_ * shape_.bytes_per_block();
     why_no_more_ = "the host's memory for K and V stays at " + common::format_bytes(num_allocated() * block_bytes) +

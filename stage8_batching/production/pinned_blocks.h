@@ -23,7 +23,7 @@
 
 namespace stage8 {
 
-// The size of a piece: how long the device's driver is busy with one. Tests change it.
+// The size of a piece, which decides for how long the device's driver is busy with one. Tests change it.
 extern std::size_t pinned_piece_bytes;
 
 class PinnedBlocks {
