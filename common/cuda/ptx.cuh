@@ -377,9 +377,9 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
                : "memory");
 }
 
-// The same, with a policy: with streaming_policy(), the bytes are the first to leave the L2 cache.
-__device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier,
-                                          CachePolicy policy) {
+// The same, for bytes that are not read again soon: with streaming_policy(), they are the first to leave the L2 cache.
+__device__ __forceinline__ void copy_bulk_once(std::uint32_t shared, const void* global, int bytes,
+                                               std::uint32_t barrier, CachePolicy policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
       "%4;" ::"r"(shared),

@@ -145,21 +145,21 @@ struct TileConverter {
     }
   }
 
-  // Loads the tiles of a piece of work, from the last to the tile that begins with its first token.
-  __device__ __forceinline__ void load(const int* table, const PrefillWork& work) {
-    const int last_tile = (work.num_seen - 1) / Shape::kTokens;
+  // Loads the tiles of a piece of work, from the last to the tile that begins with first_token.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
+    const int last_tile = (num_seen - 1) / Shape::kTokens;
     const int first_piece = warp * kPieces;
     Pieces pieces{call.pages.shape,
                   table,
-                  work.kv_head,
-                  work.num_seen,
+                  kv_head,
+                  num_seen,
                   (last_tile - lane / kPieces) * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows,
                   0};
     pieces.look_up();
-    int own = max(0, min(kPieces, ((work.num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
+    int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
     fetch(pieces, 0, 0, own);
     fetch(pieces, 1, 0, own);
-    const int num_tiles = last_tile + 1 - work.task.first_token / Shape::kTokens;
+    const int num_tiles = last_tile + 1 - first_token / Shape::kTokens;
     for (int next = 1; next <= num_tiles; ++next) {
       if (next % Pieces::kTilesAtOnce == 0) {
         pieces.look_up();

@@ -172,19 +172,8 @@ struct QueryRows {
 
 // ---- producers ---------------------------------------------------------------------------------------------------
 
-// Copies a piece of K or V. If no other task reads it, it leaves the L2 cache first; what several tasks read stays.
-__device__ __forceinline__ void copy_piece(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier,
-                                           bool reads_alone) {
-  if (reads_alone) {
-    common::copy_bulk(shared, global, bytes, barrier, common::streaming_policy());
-  } else {
-    common::copy_bulk(shared, global, bytes, barrier);
-  }
-}
-
-// How a thread of the first warpgroup loads K and V into the rings: with its warp, it copies them. kOrdered: as in
-// PrefillProducer; the plan of such tasks does not say which of them read alone.
-template <int kHeadDim, bool kOrdered>
+// How a thread of the first warpgroup loads K and V into the rings: with its warp, it copies them.
+template <int kHeadDim>
 struct TileCopier {
   using Shape = PrefillShape<kHeadDim>;
   static constexpr int kWarps = common::kWarpgroupThreads / 32;
@@ -199,7 +188,6 @@ struct TileCopier {
   const int first_piece = static_cast<int>(threadIdx.x) / 32 * kPieces;  // this warp's
   common::RingPosition<Shape::kStages> keys;                             // the places of the tiles that come next
   common::RingPosition<Shape::kStages> values;
-  bool reads_alone = false;  // RaggedTask::reads_alone
 
   // Copies K or V of one tile. count: the number of its pieces; offset: where this thread's piece begins, in elements.
   __device__ __forceinline__ void copy_tile(unsigned char* tile, const void* pages, std::int64_t offset, int count,
@@ -211,8 +199,8 @@ struct TileCopier {
     arrive_as_warp_expecting(full, lane, own * Shape::kPanels * kPieceBytes);
     __syncwarp();
     if (piece < count && panel < Shape::kPanels) {
-      copy_piece(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
-                 static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full), reads_alone);
+      common::copy_bulk(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
+                        static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full));
     }
   }
   __device__ __forceinline__ void copy_keys(std::int64_t offset, int count) {
@@ -226,15 +214,11 @@ struct TileCopier {
     values.advance();
   }
 
-  // Loads the tiles of a piece of work, from the last to the tile that begins with its first token, in the order in
-  // which consumers take them (PrefillRows::attend): after the tiles that are computed alone, K of a tile before V of
-  // the previous one. The place of that V is free later: behind it, K would come too late.
-  __device__ __forceinline__ void load(const int* table, const PrefillWork& work) {
-    const int first_token = work.task.first_token;
-    const int num_seen = work.num_seen;
-    const int kv_head = work.kv_head;
+  // Loads the tiles of a piece of work, from the last to the tile that begins with first_token, in the order in which
+  // consumers take them (PrefillRows::attend): after the tiles that are computed alone, K of a tile before V of the
+  // previous one. The place of that V is free later: behind it, K would come too late.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
     const int block_size = call.pages.shape.block_size;
-    reads_alone = !kOrdered && work.task.reads_alone != 0;
     const int panel = lane / kPieces;
     // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
     int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
@@ -380,7 +364,7 @@ struct PrefillProducer {
       }
       common::arrive_when_copied(full);
       ticket = take_ticket();
-      tiles.load(call.batch.block_table(work.task.sequence), work);
+      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.task.first_token, work.num_seen);
       slot.advance();
     }
   }
@@ -926,7 +910,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     init_barriers(shared);
     common::fence_barrier_init();
   }
-  prefill_block<kHeadDim, TileCopier<kHeadDim, kOrdered>, kOrdered>(call, shared);
+  prefill_block<kHeadDim, TileCopier<kHeadDim>, kOrdered>(call, shared);
 #endif
 }
 

@@ -49,8 +49,7 @@ struct RaggedLengths {
             .first_query = query_starts[s],
             .seen_by_first = seen_by_first,
             .end_token = seen_by_first + (end_row - 1) / group,
-            .num_parts = 1,
-            .reads_alone = num_rows <= rows ? 1 : 0};
+            .num_parts = 1};
   }
   // The length that decides a task's place in the list: the whole context for tasks that see nearly all of it.
   __device__ int listed_length(const RaggedTask& task) const {

@@ -37,7 +37,7 @@ struct alignas(16) RaggedTask {
   int num_parts;    // into how many parts the context is cut; 1: the task writes the output
   int first_place;  // counted over the parts of one kv head, where the parts before this context's first are
   int is_prefix;    // 1: the rows are several sequences' (shared_plan.h), which see more tokens than this task's
-  int reads_alone;  // 1: the K and V that this task reads are read by no other
+  int unused;
 
   // Whether the task stores its result as a part, to be joined with others.
   COURSE_HOST_DEVICE bool is_partial() const { return num_parts > 1 || is_prefix != 0; }

@@ -231,9 +231,9 @@ class TileRing {
                                   Tile::panel_offset(panel, kTileTokens / 2);
       const std::uint32_t place = target + panel * Tile::kPanelBytes + part * bytes;
       const common::CachePolicy policy = common::streaming_policy();
-      common::copy_bulk(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier, policy);
-      common::copy_bulk(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset, bytes, barrier,
-                        policy);
+      common::copy_bulk_once(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier, policy);
+      common::copy_bulk_once(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset, bytes,
+                             barrier, policy);
     }
 #else
     constexpr int kVecElements = kVecBytes / static_cast<int>(sizeof(Element));
@@ -257,7 +257,7 @@ class TileRing {
 #if COURSE_BULK_COPY
     if (lane_ == 0) {
       common::arrive_expecting(barrier, Tile::kPair.bytes);
-      common::copy_bulk(target, pair, Tile::kPair.bytes, barrier, common::streaming_policy());
+      common::copy_bulk_once(target, pair, Tile::kPair.bytes, barrier, common::streaming_policy());
     }
 #else
     for (int i = lane_ * kVecBytes; i < Tile::kPair.bytes; i += 32 * kVecBytes) {

@@ -215,8 +215,8 @@ inline void wait_barrier(std::uint32_t barrier, int parity) { executor::wait_bar
 inline void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier) {
   executor::copy_bulk(shared, global, bytes, barrier);
 }
-inline void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier,
-                      CachePolicy /*policy*/) {
+inline void copy_bulk_once(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier,
+                           CachePolicy /*policy*/) {
   copy_bulk(shared, global, bytes, barrier);
 }
 inline void fence_copy_engine() {}
