@@ -278,6 +278,9 @@ void read_windows(const Gguf& file, const std::string& prefix, int default_perio
   const std::int64_t window = default_period > 0 ? file.get_int(key) : file.get_int(key, 0);
   require(file, window >= 0, key + " is below 0");
   config.global_period = read_global_period(file, key + "_pattern", config, default_period);
+  if (config.global_period > config.num_layers) {
+    config.global_period = 0;  // none of them sees all tokens
+  }
   const std::string base = prefix + "rope.freq_base_swa";
   if (file.has(base) || config.window_rope_freq_base > 0.0F) {
     config.window_rope_freq_base =

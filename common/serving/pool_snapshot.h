@@ -45,14 +45,14 @@ struct WindowPoolFigures {
   int num_held = 0;              // that a window reaches
   int num_cached = 0;            // others that hold tokens
   std::int64_t evictions = 0;    // so far: blocks whose tokens were given up for others
-  std::int64_t bytes_saved = 0;  // what these layers would take besides with as many blocks as the others
+  std::int64_t bytes_saved = 0;  // that these layers would need in addition with as many blocks as the others
 };
 
 // Blocks with which several sequences of a step begin, read once for all of them. Counts are since the engine was made.
 struct SharedReadingFigures {
   std::int64_t steps = 0;         // that had such blocks
   std::int64_t blocks_read = 0;   // these blocks, once a step
-  std::int64_t blocks_saved = 0;  // that would have been read besides, if each sequence had read all of its own
+  std::int64_t blocks_saved = 0;  // that would have been read in addition if each sequence had read all of its own
 };
 
 // The spans in it belong to the cache: they are valid until it changes.

@@ -178,6 +178,7 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
                       {"context_length", engine.context_length},
                       {"max_drafts", engine.max_drafts},
                       {"window", engine.window},
+                      {"reads_once", engine.reads_once},
                       {"pool", news.pool},
                       {"slots_at_start", news.num_slots_at_start},
                       {"is_changed", news.is_resized}};

@@ -14,7 +14,7 @@
 //                                                             and then `tier_blocks` of a second tier (sizes)
 //                 "batch": [[id, tokens], ...],
 //                 "drafts": [[id, sequence id, position of the first, accepted, [texts], drawn], ...],
-//                 "shared": [[blocks that were read once for several sequences], how often else]},
+//                 "shared": [[blocks that were read once for several sequences], how many reads that saved]},
 //                                                       of the last step; drawn: the text that the model drew behind
 //                                                       the accepted ones, missing if the sequence has ended
 //    "running": [ids], "waiting": [ids],                where they have changed; what is in neither has ended

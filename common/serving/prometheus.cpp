@@ -114,7 +114,8 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
     value("course:window_pool_blocks_cached", "gauge", "Others that hold tokens.", windows.num_cached);
     value("course:window_pool_evictions_total", "counter", "Those whose tokens were given up for others.",
           static_cast<double>(windows.evictions));
-    value("course:window_pool_bytes_saved", "gauge", "What these layers would take besides with as many as the others.",
+    value("course:window_pool_bytes_saved", "gauge",
+          "Memory that these layers would need in addition with as many blocks as the others.",
           static_cast<double>(windows.bytes_saved));
   }
   value("course:steps_total", "counter", "Forward passes of the batch.", static_cast<double>(tally.steps.steps));

@@ -53,6 +53,7 @@ struct EngineDescription {
   int context_length = 0;   // max tokens of a prompt and its reply together
   int max_drafts = 0;       // that a request may ask for, in each step
   int window = 0;           // how many tokens a query sees, if that is the same in all layers; 0: all
+  bool reads_once = false;  // blocks that several sequences of a step begin with, however few
 };
 
 // The current state, in numbers that take no time to collect.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../engine.h"
+#include "../serve/make_engine.h"
 #include "common/app/shell.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -567,20 +568,10 @@ std::string draw_windows() {
   manager.commit(0, 1);
   write(12);
   draw_table(34.0, "13 tokens: the next query sees positions 8 to 13", -1);
-  // As free_hidden_blocks(): another owner holds the block until it has its places.
-  COMMON_CHECK(manager.allocate(1, 1), "there is a block to stand in");
-  const int stand_in = manager.block_table(1).front();
-  const auto give_up = [&] {
-    for (int place = (manager.length(0) - kWindow + 1) / kBlockSize - 1;
-         place >= 0 && manager.block_table(0)[static_cast<std::size_t>(place)] != stand_in; --place) {
-      manager.replace_block(0, place, stand_in);
-    }
-  };
-  give_up();
-  manager.free(1);
+  const int stand_in = give_up_hidden_blocks(manager, 0, kWindow);
   draw_table(158.0, "Blocks 7 and 1 are given up, and their places stay", stand_in);
   write(4);
-  give_up();
+  give_up_hidden_blocks(manager, 0, kWindow);
   draw_table(282.0, "17 tokens: the text has its old block 7 once more", stand_in);
   svg.line({{kLeft, 124.0}, {kRight, 124.0}}, {.hue = Hue::kGrey, .width = 0.7});
   svg.line({{kLeft, 248.0}, {kRight, 248.0}}, {.hue = Hue::kGrey, .width = 0.7});

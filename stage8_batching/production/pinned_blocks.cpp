@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -39,7 +40,11 @@ void PinnedBlocks::allocate(int count) {
                              " of K and V beside the cache; less of it (--host-slots, --host-cache) may fit");
   }
   if (num_allocated() < num_blocks_) {
-    pinning_ = std::thread([this, device = common::current_device()] { pin_in_background(device); });
+    try {
+      pinning_ = std::thread([this, device = common::current_device()] { pin_in_background(device); });
+    } catch (const std::exception& error) {
+      stay(error.what());
+    }
   }
 }
 
@@ -56,16 +61,26 @@ void PinnedBlocks::pin_in_background(int device) noexcept {
   try {
     CUDA_CHECK(cudaSetDevice(device));
     while (num_allocated() < num_blocks_ && !stops_) {
+      static std::mutex one_at_a_time;  // of all GPUs
+      const std::scoped_lock lock(one_at_a_time);
       const auto begin = std::chrono::steady_clock::now();
       pin_until(num_allocated() + 1);  // a piece
       // The driver serves one call at a time. For as long as this one took, the engine's calls have it to themselves.
       std::this_thread::sleep_for(std::chrono::steady_clock::now() - begin);
     }
   } catch (const std::exception& error) {
+    stay(error.what());
+  }
+}
+
+void PinnedBlocks::stay(const char* reason) noexcept {
+  try {
     const std::int64_t block_bytes = num_layers_ * shape_.bytes_per_block();
     why_no_more_ = "the host's memory for K and V stays at " + common::format_bytes(num_allocated() * block_bytes) +
-                   " of " + common::format_bytes(num_blocks_ * block_bytes) + ": " + error.what();
+                   " of " + common::format_bytes(num_blocks_ * block_bytes) + ": " + reason;
     has_failed_.store(true, std::memory_order_release);
+  } catch (const std::exception&) {
+    // Not even for the note is there memory.
   }
 }
 

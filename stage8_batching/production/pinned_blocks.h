@@ -1,6 +1,6 @@
 // The host blocks of a runner on a GPU: pinned memory, which the device can copy while the host continues. Pinning
-// takes long, about a second for each GiB, so it is done in pieces, most of them by a thread beside the engine. And
-// copies have a stream of their own, so that they do not wait for the step that is being computed:
+// takes long, about half a second for each GiB, so it is done in pieces, most of them by a thread beside the engine.
+// And copies have a stream of their own, so that they do not wait for the step that is being computed:
 //
 //   steps   | step 1 | step 2                     | step 3
 //   copies           | out and back, for step 3 |
@@ -52,6 +52,7 @@ class PinnedBlocks {
  private:
   void pin_until(int count);
   void pin_in_background(int device) noexcept;
+  void stay(const char* reason) noexcept;  // no more come
 
   common::PageShape shape_;
   int num_layers_;

@@ -154,7 +154,8 @@ common::EngineDescription EngineAdapter::description() const {
           .num_host_blocks = blocks_needed(options.num_host_slots, options.block_size),
           .context_length = engine_.context_length(),
           .max_drafts = max_drafts(),
-          .window = model.has_windows() && model.global_period == 0 ? model.window : 0};
+          .window = model.has_windows() && model.global_period == 0 ? model.window : 0,
+          .reads_once = shares_all_reading(engine_)};
 }
 
 common::EngineStatus EngineAdapter::status() const {
@@ -219,6 +220,9 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
 
 int EngineAdapter::submit(const common::GenerationRequest& request, double arrival,
                           std::unique_ptr<common::RequestSink> sink) {
+  if (const std::string reason = window_obstacle(engine_, request); !reason.empty()) {
+    return reject(reason, arrival, std::move(sink));
+  }
   const auto on_token = [this, client = sink.get()](int id, int sample, common::Token token) {
     const common::Completion& written = engine_.output(id).completions[static_cast<std::size_t>(sample)];
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());

@@ -18,6 +18,7 @@
 #include "../production/scoring/row_scoring.h"
 #include "../production/shared_reading/shared_reading.h"
 #include "../production/speculation/speculating_engine.h"
+#include "../production/windows/hidden_blocks.h"
 #include "../production/windows/local_pool_scheduler.h"
 #include "common/app/notes.h"
 #include "common/base/platform.h"
@@ -44,6 +45,10 @@ void add_production_options(common::Command& command, ProductionOptions& options
 #ifdef COURSE_PRODUCTION
 
 common::Windows windows() { return common::Windows::kComputed; }
+
+int give_up_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window) {
+  return free_hidden_blocks(manager, sequence, window);
+}
 
 int max_drafts() { return common::kMaxDrafts; }
 
@@ -106,10 +111,20 @@ common::WindowPoolFigures window_pool_figures(const Engine& engine) {
   const LocalPool& pool = scheduler->local_pool();
   const LocalPoolSize& size = pool.size();
   const common::LlamaConfig& config = engine.model().config();
+  const int num_held = scheduler->running().empty() ? 0 : pool.num_held();  // counted when a step is scheduled
   const std::int64_t num_local = config.num_layers - config.num_layers / config.global_period;
   const std::int64_t block_bytes = engine.cache().bytes_per_slot / config.num_layers * num_local * size.block_size;
-  return {size.num_parts, pool.num_held(), pool.num_cached(), pool.num_evicted(),
+  return {size.num_parts, num_held, pool.num_held() + pool.num_cached() - num_held, pool.num_evicted(),
           (size.num_blocks - size.num_parts) * block_bytes};
+}
+
+std::string window_obstacle(const Engine& engine, const GenerationRequest& request) {
+  const auto* const scheduler = dynamic_cast<const LocalPoolScheduler*>(&engine.scheduler());
+  const std::int64_t length = static_cast<std::int64_t>(request.request.prompt.size()) + request.request.max_new_tokens;
+  const bool is_possible = length <= engine.context_length() && request.num_samples >= 1 &&
+                           request.num_samples <= engine.scheduler().max_group_size();
+  return scheduler != nullptr && is_possible ? scheduler->obstacle(request.request, request.num_samples)
+                                             : std::string();
 }
 
 std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
@@ -135,6 +150,11 @@ bool share_reading(Runner& runner, bool enabled) {
   return reading != nullptr && reading->can_share();
 }
 
+bool shares_all_reading(Engine& engine) {
+  const SharedReading* const reading = shared_reading(engine.runner());
+  return reading != nullptr && reading->is_enabled() && !engine.runner().is_asynchronous();
+}
+
 common::SharedReadingFigures shared_reading_figures(Engine& engine) {
   const SharedReading* const reading = shared_reading(engine.runner());
   return reading != nullptr ? reading->figures() : common::SharedReadingFigures();
@@ -157,6 +177,8 @@ GenerationRequest in_fewest_steps(GenerationRequest request) {
 #else
 
 common::Windows windows() { return common::Windows::kUnknown; }
+
+int give_up_hidden_blocks(KvCacheManager& /*manager*/, SequenceId /*sequence*/, int /*window*/) { return -1; }
 
 int max_drafts() { return 0; }
 

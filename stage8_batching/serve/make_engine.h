@@ -47,10 +47,16 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
                                     std::unique_ptr<Runner> runner, int num_drafts, Clock& clock = common::real_clock(),
                                     int num_host_cache_blocks = 0);
 
+// Frees a sequence's blocks in front of the window (WINDOWS.md), in a model whose layers all have it. Returns the block
+// that stands in for them; -1 if there is none, as in a build without production/.
+int give_up_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window);
+
 // Of the engine's second tier; zeros without one.
 common::HostCacheFigures host_cache_figures(const Engine& engine);
 // Of the pool of the engine's layers with a window; zeros if all layers are in one pool.
 common::WindowPoolFigures window_pool_figures(const Engine& engine);
+// Why the windows of a request that the engine would take can never be in that pool at once; empty if they can.
+std::string window_obstacle(const Engine& engine, const GenerationRequest& request);
 // The second tier's copies that are carried out before the next step.
 std::span<const BlockCopy> host_cache_copies(const Engine& engine);
 
@@ -58,6 +64,9 @@ std::span<const BlockCopy> host_cache_copies(const Engine& engine);
 // next step on: from the start, if it can. Returns whether it can.
 bool share_reading(Runner& runner, bool enabled);
 
+// Whether blocks that several sequences of a step begin with are read once, however few they are. On a GPU, only many
+// are.
+bool shares_all_reading(Engine& engine);
 // Of the engine's runner; zeros if it cannot.
 common::SharedReadingFigures shared_reading_figures(Engine& engine);
 // The blocks that the runner's last step has read once for several sequences.

@@ -76,8 +76,8 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     options.num_blocks = most / options.block_size;
   }
   // From the windows of one text alone to as many as there are blocks.
-  const int num_parts =
-      between(random, stage::max_blocks_of_window(model.config().window, options.block_size), options.num_blocks);
+  const int least = stage::max_blocks_of_window(model.config().window, options.block_size);
+  const int num_parts = between(random, std::min(least, options.num_blocks), options.num_blocks);
   if (has_global && random.below(4) > 0) {
     options.num_host_cache_blocks = 0;  // with a second tier, all layers are in one pool
   }

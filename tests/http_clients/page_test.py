@@ -1015,7 +1015,7 @@ def check_shared_reading(page):
     play_scene(page, "Read once", "timeline.latest.counters.generated > 0")
     blocks = page.evaluate("timeline.shown.happened.shared.blocks")
     check("its scene ends where blocks are read once", len(blocks) == 4, blocks)
-    check("the step says so", text(page, "story").endswith(f"read once: {len(blocks)} blocks for several sequences, {3 * len(blocks)} reads less"), text(page, "story"))
+    check("the step says so", text(page, "story").endswith(f"read once: {len(blocks)} blocks for several sequences, {3 * len(blocks)} fewer reads"), text(page, "story"))
     check("these are the blocks that all four samples begin with", page.evaluate(
         "[...timeline.shown.requests.values()][0].sequences.size === 4 && [...[...timeline.shown.requests.values()][0].sequences.values()]"
         ".every(({blocks}) => timeline.shown.happened.shared.blocks.every((block, index) => blocks[index] === block))"))

@@ -404,6 +404,7 @@ function showSizes(sizes) {
   $("swap").checked = sizes.host_blocks > 0;
   for (const button of document.querySelectorAll("[data-needs-drafts]")) button.disabled = !hasControls || sizes.max_drafts === 0;
   for (const button of document.querySelectorAll("[data-needs-tier]")) button.hidden = !sizes.tier_blocks;
+  for (const button of document.querySelectorAll("[data-needs-reads-once]")) button.hidden = !sizes.reads_once;
   for (const button of document.querySelectorAll("[data-needs-window]")) button.hidden = !sizes.window || sizes.window > kMaxWindow;
   $("restore").hidden = !hasControls || !sizes.is_changed;
   $("restore").textContent = `Back to ${sizes.slots_at_start} slots`;

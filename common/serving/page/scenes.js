@@ -21,7 +21,7 @@ const kScenes = [
    watch: "The first request computes its prompt. The four that follow begin alike, as with a common system prompt: their tables point at the same blocks (grey, in a frame, ×n), and only what differs is computed: " +
      "see how short their prompt bars are.",
    isMoment: (step) => step.happened.found > 0},
-  {name: "Read once", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
+  {name: "Read once", needsReadsOnce: true, sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["There was once a king who had three sons, and the youngest of them"], {max_tokens: 12, n: 4, temperature: 1, seed: 5}),
    watch: "Four samples share the blocks of their prompt. In each step, four queries read them: not one after the other, but block by block, all four at a time. So each of these blocks " +
      "(underlined) is read from memory once.",
@@ -97,6 +97,7 @@ function makeScenes(place, hasControls, run) {
     button.dataset.scene = index;
     if (scene.needsDrafts) button.dataset.needsDrafts = "";
     if (scene.needsTier) button.dataset.needsTier = "";
+    if (scene.needsReadsOnce) button.dataset.needsReadsOnce = "";
     if (scene.needsWindow) button.dataset.needsWindow = "";
     button.disabled = !hasControls;
     if (!hasControls) button.title = "off on this server (--pool-controls): the scene makes a small pool";

@@ -351,7 +351,7 @@ function storyOf(snapshot) {
 
 // What a step read once for several sequences.
 function readOnce({happened: {shared: {blocks, saved}}}) {
-  return blocks.length ? `read once: ${blocks.length} block${blocks.length === 1 ? "" : "s"} for several sequences, ${saved} reads less` : "";
+  return blocks.length ? `read once: ${blocks.length} block${blocks.length === 1 ? "" : "s"} for several sequences, ${saved} fewer read${saved === 1 ? "" : "s"}` : "";
 }
 
 // How many blocks the step copied to the second tier, and from there.

@@ -22,8 +22,8 @@ std::shared_ptr<LocalPool> ScoringCpuRunner::separate_windows(int num_parts) {
     layer_in_cache_.push_back(config.window_of(layer) > 0 ? local.num_layers++ : global.num_layers++);
   }
   // The smallest parts are used first, and memory that is not written to is not taken.
+  kv_cache_ = KvCache(global);  // first: never more memory than before
   local_cache_.emplace(local);
-  kv_cache_ = KvCache(global);
   local_pool_ = std::make_shared<LocalPool>(
       LocalPoolSize{num_parts, local.num_blocks, local.num_host_blocks, local.block_size, config.window});
   return local_pool_;

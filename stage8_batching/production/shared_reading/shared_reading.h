@@ -18,6 +18,7 @@ class SharedReading {
   virtual bool can_share() const { return true; }
   // From the next step on; false: each sequence reads all of its blocks.
   void share(bool enabled) { is_enabled_ = enabled; }
+  bool is_enabled() const { return is_enabled_ && can_share(); }
   const common::SharedReadingFigures& figures() const { return figures_; }
   // Of the last step: the blocks that were read once for several sequences, each group's in order.
   std::span<const int> blocks() const { return blocks_; }

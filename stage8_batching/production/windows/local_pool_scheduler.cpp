@@ -101,11 +101,10 @@ ScheduledStep LocalPoolScheduler::schedule() {
   return step;
 }
 
-std::string LocalPoolScheduler::obstacle(const SequenceGroup& group) const {
+std::string LocalPoolScheduler::obstacle(const common::Request& request, int num_sequences) const {
   const LocalPoolSize& size = pool_->size();
-  const int num_sequences = group.max_sequences();
   const int num_parts = std::min(num_sequences * max_blocks_of_window(size.window, size.block_size),
-                                 max_slots_of(group.request(), num_sequences, size.block_size) / size.block_size);
+                                 max_slots_of(request, num_sequences, size.block_size) / size.block_size);
   return num_parts <= size.num_parts
              ? ""
              : common::format(

@@ -2,8 +2,8 @@
 // (local_pool.h). Too few parts are to it what too few blocks are: running requests are preempted, others wait.
 //
 // Where parts are short, the base class must find as few blocks as there are parts: the others are held by a sequence
-// of no request while the step is scheduled. The cached ones among them are evicted, and no prompt misses them: what no
-// window reaches has lost its parts then, or is about to.
+// of no request while the step is scheduled. The cached ones among them are evicted, and few prompts miss them: their
+// parts are the next to be given up.
 #pragma once
 
 #include <memory>
@@ -30,7 +30,8 @@ class LocalPoolScheduler : public SpeculatingScheduler {
 
   const LocalPool& local_pool() const { return *pool_; }
   // Why the group's windows can never be in the pool at once; empty if they can.
-  std::string obstacle(const SequenceGroup& group) const;
+  std::string obstacle(const SequenceGroup& group) const { return obstacle(group.request(), group.max_sequences()); }
+  std::string obstacle(const common::Request& request, int num_sequences) const;
 
  protected:
   void admit_waiting(ScheduledStep& step) override;
@@ -40,7 +41,7 @@ class LocalPoolScheduler : public SpeculatingScheduler {
   // The most blocks that the running groups can take in the next step, with drafts.
   int max_growth() const;
   int num_available() const;  // blocks without an owner
-  // As Scheduler::find_room() for a group whose first `found` tokens are shared, although more of them are cached.
+  // As Scheduler::find_room() for a group whose blocks `shared` are found, although more of them are cached.
   bool allocate(const SequenceGroup& group, std::span<const common::Token> text, std::span<const int> shared,
                 const Admission& admission);
 
