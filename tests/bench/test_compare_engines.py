@@ -89,7 +89,12 @@ FAKE_HTTP = '''
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
+            allocated = 0
             def do_GET(self):
+                if self.path == "/metrics":  # of a tier whose blocks arrive from request to request
+                    Server.allocated = min(Server.allocated + 8, 10)
+                    return self.reply(b"course:host_cache_blocks 10\\ncourse:host_cache_blocks_allocated %d\\n" %
+                                      Server.allocated)
                 self.reply(json.dumps({"data": [{"id": "fake"}]}).encode())
             def do_POST(self):
                 count = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["max_tokens"]
