@@ -203,9 +203,13 @@ common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {
 
 common::WindowPoolFigures window_pool_figures(const Engine& /*engine*/) { return {}; }
 
+std::string window_obstacle(const Engine& /*engine*/, const GenerationRequest& /*request*/) { return {}; }
+
 std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return {}; }
 
 bool share_reading(Runner& /*runner*/, bool /*enabled*/) { return false; }
+
+bool shares_all_reading(Engine& /*engine*/) { return false; }
 
 common::SharedReadingFigures shared_reading_figures(Engine& /*engine*/) { return {}; }
 
