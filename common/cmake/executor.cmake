@@ -12,7 +12,8 @@ function(course_add_executor)
   file(GLOB sources CONFIGURE_DEPENDS ${cuda}/executor/*.cpp)
   set(probe ${PROJECT_BINARY_DIR}/on_host/probe.cpp)
   file(CONFIGURE OUTPUT ${probe} CONTENT "#include \"${cuda}/runtime/probe.cu\"\n")
-  add_library(course_executor STATIC ${sources} ${probe} ${cuda}/runtime/device.cpp ${cuda}/runtime/launch.cpp)
+  add_library(course_executor STATIC ${sources} ${probe} ${cuda}/runtime/device.cpp ${cuda}/runtime/launch.cpp
+              ${cuda}/runtime/pinned.cpp)
   # In place of the toolkit's headers.
   target_include_directories(course_executor BEFORE PUBLIC ${cuda}/executor/include)
   target_compile_definitions(course_executor PRIVATE COURSE_CUDA_ARCHITECTURES="the executor")

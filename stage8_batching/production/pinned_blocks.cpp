@@ -1,12 +1,11 @@
 #include "pinned_blocks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 
 #include "common/base/check.h"
+#include "common/base/platform.h"
 #include "common/base/text.h"
 #include "common/cuda/runtime/pinned.h"
 
@@ -32,11 +31,15 @@ PinnedBlocks::~PinnedBlocks() {
 
 void PinnedBlocks::allocate(int count) {
   COMMON_CHECK(count <= num_blocks_ && !pinning_.joinable(), "host blocks are allocated once");
+  const std::int64_t bytes = num_layers_ * shape_.bytes_per_block() * std::max(count, 1);
+  const std::int64_t available = common::available_memory_bytes();
   try {
+    if (available > 0 && bytes > available) {  // rather than take all that the system has first
+      throw common::OutOfPinnedMemory("");
+    }
     pin_until(std::min(std::max(count, 1), num_blocks_));
   } catch (const common::OutOfPinnedMemory&) {
-    throw common::InputError("the host has no room for " +
-                             common::format_bytes(num_layers_ * shape_.bytes_per_block() * std::max(count, 1)) +
+    throw common::InputError("the host has no room for " + common::format_bytes(bytes) +
                              " of K and V beside the cache; less of it (--host-slots, --host-cache) may fit");
   }
   if (num_allocated() < num_blocks_) {
@@ -60,14 +63,7 @@ void PinnedBlocks::pin_until(int count) {
 void PinnedBlocks::pin_in_background(int device) noexcept {
   try {
     CUDA_CHECK(cudaSetDevice(device));
-    while (num_allocated() < num_blocks_ && !stops_) {
-      static std::mutex one_at_a_time;  // of all GPUs
-      const std::scoped_lock lock(one_at_a_time);
-      const auto begin = std::chrono::steady_clock::now();
-      pin_until(num_allocated() + 1);  // a piece
-      // The driver serves one call at a time. For as long as this one took, the engine's calls have it to themselves.
-      std::this_thread::sleep_for(std::chrono::steady_clock::now() - begin);
-    }
+    pin_until(num_blocks_);
   } catch (const std::exception& error) {
     stay(error.what());
   }

@@ -156,6 +156,11 @@ cudaError_t cudaFree(void* pointer) {
 }
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned /*flags*/) { return cudaMalloc(pointer, bytes); }
 cudaError_t cudaFreeHost(void* pointer) { return cudaFree(pointer); }
+cudaError_t cudaHostRegister(void* /*pointer*/, std::size_t /*bytes*/, unsigned /*flags*/) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void* /*pointer*/) {
+  run_all();
+  return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = free_bytes();
   *total = total_bytes();

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
+#include "common/base/memory.h"
 #include "common/cuda/runtime/device.h"
 
 namespace common {
@@ -14,31 +14,34 @@ class OutOfPinnedMemory : public CudaError {
   using CudaError::CudaError;
 };
 
-// The device can also write to it directly. The host may read what was written once the stream has finished.
+// Throws OutOfPinnedMemory.
+class PinnedMemory {
+ public:
+  explicit PinnedMemory(std::size_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  FloatArray touched_;  // of a large one; null: the memory is the driver's
+  void* data_ = nullptr;
+};
+
+// The device can also write to it directly, if it is small. The host may read what was written once the stream has
+// finished.
 template <typename T>
 class PinnedArray {
  public:
-  explicit PinnedArray(std::size_t size) : size_(size) {
-    void* data = nullptr;
-    before_device_call("cudaHostAlloc");
-    const cudaError_t error = cudaHostAlloc(&data, size * sizeof(T), cudaHostAllocMapped);
-    if (error == cudaErrorMemoryAllocation) {
-      (void)cudaGetLastError();
-      throw OutOfPinnedMemory("the host cannot pin " + std::to_string(size * sizeof(T)) + " bytes of memory");
-    }
-    CUDA_CHECK(error);
-    data_ = static_cast<T*>(data);
-  }
-  ~PinnedArray() { cudaFreeHost(data_); }
-  PinnedArray(const PinnedArray&) = delete;
-  PinnedArray& operator=(const PinnedArray&) = delete;
+  explicit PinnedArray(std::size_t size) : memory_(size * sizeof(T)), size_(size) {}
 
-  T* data() const { return data_; }
+  T* data() const { return static_cast<T*>(memory_.data()); }
   std::size_t size() const { return size_; }
 
  private:
-  T* data_ = nullptr;
-  std::size_t size_ = 0;
+  PinnedMemory memory_;
+  std::size_t size_;
 };
 
 }  // namespace common
