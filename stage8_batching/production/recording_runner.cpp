@@ -49,9 +49,11 @@ CacheSize with_host_blocks(CacheSize size, int num_host_blocks) {
 std::string RecordingRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                          const KvCacheShape& shape, const GpuOptions& options) {
   std::string reason = GpuRunner::unsupported(kernels, config, shape, options);
-  if (reason.empty() && config.has_windows()) {
-    return "on the GPU, layers that see the last " + std::to_string(config.window) +
-           " tokens only are computed in contexts up to that length: --context-length would do";
+  if (reason.empty() && config.has_windows() && !kernels.has_windows()) {
+    const std::string window = std::to_string(config.window);
+    const bool has_float32 = options.types.precision == common::Precision::kFloat32;
+    return "the plain kernels let a query see all tokens, and layers of this model the last " + window +
+           " only: --context-length " + window + (has_float32 ? ", or --precision bf16," : "") + " would do";
   }
   return reason;
 }
@@ -60,13 +62,13 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,
                                  const std::optional<common::MemoryShare>& share, common::Communicator* peers)
     : RecordingRunner(model, shape, options, chunk_size, max_sequences, share, peers,
-                      std::make_unique<Tables>(kernels, page_shape(shape, options))) {}
+                      std::make_unique<Tables>(kernels, page_shape(shape, options), model.config())) {}
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const std::optional<common::MemoryShare>& share,
                                  common::Communicator* peers, std::unique_ptr<Tables> tables)
     : GpuRunner(
-          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->finder, share,
+          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->layers, share,
           peers,
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
@@ -89,7 +91,9 @@ bool RecordingRunner::set_reading_costs(const common::ReadingCosts& costs) {
 }
 
 std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatch& batch) {
-  if (plans_ == nullptr || batch.tokens.size() != batch.num_sequences()) {
+  const auto is_seen = [&](int context_length) { return context_length <= tables_->layers.max_seen(); };
+  if (plans_ == nullptr || batch.tokens.size() != batch.num_sequences() ||
+      !std::all_of(batch.context_lengths.begin(), batch.context_lengths.end(), is_seen)) {
     return {};
   }
   const std::vector<common::SharedPrefix> groups = groups_of(batch, plans_->shape().block_size, plans_->costs());
@@ -107,7 +111,7 @@ void RecordingRunner::copy_blocks(std::span<const BlockCopy> copies) {
       std::vector<BlockCopy> inside;
       for (const BlockCopy& copy : independent) {
         if (host_blocks_.contains(copy.source) || host_blocks_.contains(copy.destination)) {
-          host_blocks_.copy(tables_->finder.pages(), copy, stream());
+          host_blocks_.copy(tables_->layers.pages(), copy, stream());
         } else {
           inside.push_back(copy);
         }
@@ -123,7 +127,7 @@ void RecordingRunner::copy_blocks(std::span<const BlockCopy> copies) {
 }
 
 void RecordingRunner::copy_beside(std::span<const BlockCopy> copies) {
-  host_blocks_.copy_beside(tables_->finder.pages(), copies, stream());
+  host_blocks_.copy_beside(tables_->layers.pages(), copies, stream());
 }
 
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
@@ -174,6 +178,7 @@ void RecordingRunner::launch(const StepCounts& counts) {
   if (tables_->sharing != nullptr) {
     tables_->sharing->read_together(groups().empty() ? nullptr : plans_->data(which));
   }
+  tables_->layers.hide(groups().empty());
   launch_recorded(counts);
   if (!groups().empty()) {
     plans_->end(which, stream());

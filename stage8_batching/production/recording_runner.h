@@ -19,7 +19,7 @@
 #include "common/cuda/runtime/device.h"
 #include "common/paged/shared_attention.h"
 #include "host_cache/host_blocks.h"
-#include "page_finder.h"
+#include "layer_kernels.h"
 #include "pinned_blocks.h"
 #include "row_scorer.h"
 #include "scoring/row_scoring.h"
@@ -30,7 +30,7 @@ namespace stage8 {
 
 class RecordingRunner : public GpuRunner, public RowScoring, public SharedReading, public HostBlocks {
  public:
-  // As GpuRunner's. The window of a model's layers may not end within the context.
+  // As GpuRunner's. The production kernels alone compute layers whose window ends within the context.
   static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
@@ -66,11 +66,11 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
  private:
   // What is called in place of the kernels that the runner is given.
   struct Tables {
-    Tables(const common::PagedKernels& kernels, const common::PageShape& shape)
-        : sharing(common::sharing_kernels(kernels, shape)), finder(sharing == nullptr ? kernels : *sharing) {}
+    Tables(const common::PagedKernels& kernels, const common::PageShape& shape, const common::LlamaConfig& config)
+        : sharing(common::sharing_kernels(kernels, shape)), layers(sharing == nullptr ? kernels : *sharing, config) {}
 
     std::unique_ptr<common::SharingKernels> sharing;  // nullptr if these can't read together
-    PageFinder finder;
+    LayerKernels layers;
   };
 
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
