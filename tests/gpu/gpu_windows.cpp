@@ -13,16 +13,17 @@
 #include <vector>
 
 #include "common/cuda/runtime/device.h"
+#include "common/cuda/several/nccl_group.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_built_runner.h"
 #include "tests/gpu/gpu_step.h"
-#include "tests/stages/serving_fixtures.h"
+#include "tests/stages/windowed_model.h"
 #include "tests/support/catch.h"
 #include "tests/support/random.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(production/cpu/scoring_cpu_runner.h)
+#include STAGE_HEADER(production/tensor_parallel_runner.h)
 // clang-format on
 
 using common::Llama;
@@ -35,7 +36,7 @@ const std::string kNoProblem;
 constexpr int kContext = 320;
 
 // Random weights, in a shape that the production kernels take. global_period: as in LlamaConfig.
-Llama windowed_model(int window, int global_period) {
+Llama model_with_windows(int window, int global_period) {
   common::LlamaConfig config;
   config.vocab_size = 64;
   config.context_length = kContext;
@@ -67,9 +68,17 @@ stage::EngineOptions cpu_options() {
 
 // Before each step, fills with NaN what no sequence owns and no prompt may find, and the blocks that stand in the
 // places of freed ones. For that, a block of the pool is never written to.
-class PoisoningGpuRunner : public stage::Runner {
+// In a pool of parts, too.
+class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
  public:
-  explicit PoisoningGpuRunner(std::unique_ptr<stage::Runner> inner) : inner_(std::move(inner)) {}
+  // num_parts: of the layers with a window, if others see all.
+  PoisoningGpuRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
+      : inner_(std::move(inner)), gpu_(dynamic_cast<stage::RecordingRunner&>(*inner_)), num_parts_(num_parts) {}
+
+  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/) override {
+    pool_ = gpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
+    return pool_;
+  }
 
   // After the engine was made, and before its first step.
   void watch(stage::KvCacheManager& manager) {
@@ -77,7 +86,8 @@ class PoisoningGpuRunner : public stage::Runner {
     nan_block_ = manager.block_table(kHolder).front();
     manager_ = &manager;
   }
-  int num_stand_ins() const { return num_stand_ins_; }  // seen so far, once for each step
+  const stage::LocalPool* pool() const { return pool_.get(); }  // null if all layers are in one pool
+  int num_stand_ins() const { return num_stand_ins_; }          // seen so far, once for each step
 
   const stage::CacheSize& cache() const override { return inner_->cache(); }
   bool is_asynchronous() const override { return inner_->is_asynchronous(); }
@@ -104,6 +114,7 @@ class PoisoningGpuRunner : public stage::Runner {
                  poison.end());
     if (has_computed_) {  // before that, all is NaN
       inner_->copy_blocks(poison);
+      poison_parts();
     }
     has_computed_ = true;
     return inner_->enqueue(batch);
@@ -112,7 +123,27 @@ class PoisoningGpuRunner : public stage::Runner {
  private:
   static constexpr stage::SequenceId kHolder = -7;  // engines number from 0
 
+  // The smallest parts are taken first. There is one more for each sequence than the books allow for, so that the last
+  // one is never written to.
+  void poison_parts() {
+    const int last = pool_ == nullptr ? 0 : pool_->size().max_parts - 1;
+    REQUIRE((pool_ == nullptr || pool_->is_free(last)));
+    std::vector<stage::BlockCopy> poison;
+    // A part that is free may still be copied.
+    for (int part = 0; part < last && pool_->pending_copies().empty(); ++part) {
+      if (pool_->is_free(part)) {
+        poison.push_back({last, part});
+      }
+    }
+    if (!poison.empty()) {
+      gpu_.copy_parts(poison);
+    }
+  }
+
   std::unique_ptr<stage::Runner> inner_;
+  stage::RecordingRunner& gpu_;
+  int num_parts_;
+  std::shared_ptr<stage::LocalPool> pool_;
   stage::KvCacheManager* manager_ = nullptr;
   int nan_block_ = -1;
   int num_stand_ins_ = 0;
@@ -127,11 +158,7 @@ class Judge {
   // Empty if the CPU gives each token the log-probability that the completion says, if it says one, and no other token
   // of a greedy text a much larger one.
   std::string problem(const common::Request& request, const common::Completion& completion, double tolerance) {
-    common::Request again = request;
-    again.max_new_tokens = static_cast<int>(completion.tokens.size());
-    again.forced = completion.tokens;
-    again.num_logprobs = 1;
-    const common::Completion expected = tests::run_requests(engine_, std::span(&again, 1)).completions.front();
+    const common::Completion expected = forced(request, completion.tokens);
     if (expected.tokens != completion.tokens) {
       return "the CPU has another text: " + expected.error;
     }
@@ -148,10 +175,26 @@ class Judge {
     }
     return "";
   }
+  // What the CPU gives the text.
+  double log_probability(const common::Request& request, const std::vector<common::Token>& tokens) {
+    double sum = 0.0;
+    for (const common::TokenLogprobs& own : forced(request, tokens).logprobs) {
+      sum += own.drawn.logprob;
+    }
+    return sum;
+  }
   double max_deficit() const { return max_deficit_; }
   double max_difference() const { return max_difference_; }
 
  private:
+  common::Completion forced(const common::Request& request, const std::vector<common::Token>& tokens) {
+    common::Request again = request;
+    again.max_new_tokens = static_cast<int>(tokens.size());
+    again.forced = tokens;
+    again.num_logprobs = 1;
+    return tests::run_requests(engine_, std::span(&again, 1)).completions.front();
+  }
+
   stage::Engine engine_;
   double max_deficit_ = 0.0;
   double max_difference_ = 0.0;
@@ -166,6 +209,20 @@ struct Totals {
   int cancelled = 0;
   double hits = 0.0;
   std::int64_t copies = 0;
+  int pools = 0;             // of parts
+  std::int64_t evicted = 0;  // parts
+};
+
+// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
+bool is_too_wide(const stage::LocalPool* pool, const GenerationRequest& task, int block_size) {
+  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
+                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
+                                pool->size().num_parts;
+}
+
+struct Errors {
+  double difference = 0.0;  // of log-probabilities
+  double deficit = 0.0;     // of the tokens of greedy texts
 };
 
 std::vector<GenerationRequest> random_tasks(common::Random& random) {
@@ -196,9 +253,9 @@ std::vector<GenerationRequest> random_tasks(common::Random& random) {
 
 // Serves random tasks in a small pool, with options drawn at random.
 void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, int global_period, Totals& totals,
-                     double& max_difference) {
+                     Errors& errors) {
   common::Random random(seed);
-  const Llama model = windowed_model(between(random, 1, 70), global_period);
+  const Llama model = model_with_windows(between(random, 1, 70), global_period);
   const double tolerance = tolerance_of(types);
   stage::EngineOptions options;
   options.gpu = {.device = stage::Device::kGpu, .types = types};
@@ -218,7 +275,10 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, int glob
   std::unique_ptr<stage::Runner> runner = stage::make_runner(model, options);
   PoisoningGpuRunner* poisoning = nullptr;
   if (random.below(4) > 0) {  // else the engine knows what else the runner can
-    auto wrapped = std::make_unique<PoisoningGpuRunner>(std::move(runner));
+    // From the windows of one text alone to half of the blocks.
+    const int least = stage::max_blocks_of_window(model.config().window, options.block_size);
+    const int num_parts = between(random, least, std::max(least, runner->cache().num_blocks / 2));
+    auto wrapped = std::make_unique<PoisoningGpuRunner>(std::move(runner), num_parts);
     poisoning = wrapped.get();
     runner = std::move(wrapped);
   }
@@ -229,6 +289,8 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, int glob
   if (poisoning != nullptr) {
     poisoning->watch(engine->manager());
   }
+  const stage::LocalPool* const pool = poisoning != nullptr ? poisoning->pool() : nullptr;
+  totals.pools += pool != nullptr ? 1 : 0;
   std::vector<int> cancelled;
   engine->on_step([&](const stage::StepReport& report) {
     totals.swapped_out += static_cast<int>(report.swapped_out.size());
@@ -245,6 +307,9 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, int glob
       engine->submit(tasks[num_submitted++]);
     }
     engine->step();
+    if (pool != nullptr) {
+      CHECK(tests::check_parts(*pool, engine->manager()) == kNoProblem);
+    }
     for (const int id : std::exchange(cancelled, {})) {
       if (!engine->output(id).finished()) {
         engine->stop(id, common::FinishReason::kCancelled);
@@ -258,18 +323,33 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, int glob
     if (output.finish_reason == common::FinishReason::kRejected) {
       continue;  // a group that is larger than the pool or the limit
     }
+    if (is_too_wide(pool, tasks[i], options.block_size)) {
+      CHECK(output.finish_reason == common::FinishReason::kFailed);
+      continue;
+    }
     CHECK(output.error == kNoProblem);
     totals.requests += 1;
     totals.cancelled += output.finish_reason == common::FinishReason::kCancelled ? 1 : 0;
     for (const common::Completion& completion : output.completions) {
-      // Beams are no greedy texts; their sums are looked at below.
       common::Request request = tasks[i].request;
-      request.sampling.temperature = tasks[i].length_penalty.has_value() ? 1.0F : request.sampling.temperature;
-      CHECK(judge.problem(request, completion, tolerance) == kNoProblem);
+      if (tasks[i].length_penalty.has_value()) {
+        request.sampling.temperature = 1.0F;  // no greedy text
+      }
+      if (!completion.tokens.empty()) {
+        CHECK(judge.problem(request, completion, tolerance) == kNoProblem);
+      }
+    }
+    for (const stage::Hypothesis& beam : output.hypotheses) {
+      // Errors of a text's tokens add up as if they were independent.
+      const auto num_tokens = static_cast<double>(beam.tokens.size());
+      CHECK(std::abs(beam.log_probability - judge.log_probability(tasks[i].request, beam.tokens)) <=
+            tolerance * std::sqrt(num_tokens));
     }
   }
-  max_difference = std::max(max_difference, judge.max_difference());
+  errors.difference = std::max(errors.difference, judge.max_difference());
+  errors.deficit = std::max(errors.deficit, judge.max_deficit());
   totals.stand_ins += poisoning != nullptr ? poisoning->num_stand_ins() : 0;
+  totals.evicted += pool != nullptr ? pool->num_evicted() : 0;
   totals.hits += common::counter(engine->counters(), "prefix_hits");
   totals.copies += engine->blocks_copied();
   CHECK(engine->manager().usage().reserved == (poisoning != nullptr ? options.block_size : 0));
@@ -281,20 +361,17 @@ std::vector<int> numbers_from(int first, int count) {
   return result;
 }
 
-}  // namespace
-
-TEST_CASE("GPU: in layers with windows, logits are the CPU's, and no block in front of a window is read") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
+// make_runner: of these steps, with the production kernels.
+template <typename MakeRunner>
+void check_logits(const MakeRunner& make_runner) {
   // Two sequences, in blocks of 16: their prompts in chunks, then steps that are recorded. In the GPU's tables, the
   // blocks in front of the first query's window are one that is never written to.
   constexpr int kNumBlocks = 40;
   for (const common::GpuTypes& types : kTypes) {
     for (const int global_period : {0, 2}) {
       for (const int window : {1, 16, 23, 64, 100}) {
-        const Llama model = windowed_model(window, global_period);
-        const Llama unlimited = windowed_model(0, 0);
+        const Llama model = model_with_windows(window, global_period);
+        const Llama unlimited = model_with_windows(0, 0);
         const common::LlamaConfig& config = model.config();
         const stage::KvCacheShape shape{.num_layers = config.num_layers,
                                         .num_blocks = kNumBlocks,
@@ -302,7 +379,7 @@ TEST_CASE("GPU: in layers with windows, logits are the CPU's, and no block in fr
                                         .num_heads = config.num_heads,
                                         .num_kv_heads = config.num_kv_heads,
                                         .head_dim = config.head_dim};
-        tests::BuiltRunner gpu(model, shape, {.types = types}, 128, 8);
+        const auto gpu = make_runner(model, shape, types);
         stage::ScoringCpuRunner cpu(model, shape);
         stage::ScoringCpuRunner blind(unlimited, shape);
         std::vector<int> lengths = {0, 0};
@@ -350,8 +427,8 @@ TEST_CASE("GPU: in layers with windows, logits are the CPU's, and no block in fr
             step.logits_rows.push_back(step.query_starts.back() - 1);
           }
           std::swap(own.block_tables, step.block_tables);
-          gpu.enqueue(step);
-          const common::Matrix actual = gpu.logits();
+          gpu->enqueue(step);
+          const common::Matrix actual = gpu->logits();
           std::swap(own.block_tables, step.block_tables);
           step.sampling_rows.assign(step.logits_rows.size(), {.draws_token = false});
           const stage::StepResult expected = cpu.wait(cpu.enqueue(step));
@@ -367,10 +444,31 @@ TEST_CASE("GPU: in layers with windows, logits are the CPU's, and no block in fr
         CAPTURE(static_cast<int>(types.kv_cache), global_period, window, error, effect);
         CHECK(error <= tolerance_of(types));
         CHECK(effect > 2 * tolerance_of(types));
-        CHECK(gpu.num_recorded_steps() > 0);
+        CHECK(gpu->num_recorded_steps() > 0);
       }
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("GPU: in layers with windows, logits are the CPU's, and no block in front of a window is read") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  check_logits([](const Llama& model, const stage::KvCacheShape& shape, const common::GpuTypes& types) {
+    return std::make_unique<tests::BuiltRunner>(model, shape, stage::GpuOptions{.types = types}, 128, 8);
+  });
+}
+
+TEST_CASE("GPU: two GPUs compute layers with windows as one does") {
+  if (const std::string reason = common::NcclGroup::unsupported(2); !reason.empty()) {
+    SKIP_TEST(reason);
+  }
+  check_logits([](const Llama& model, const stage::KvCacheShape& shape, const common::GpuTypes& types) {
+    return std::make_unique<stage::TensorParallelRunner>(
+        model, shape, stage::GpuOptions{.types = types, .tensor_parallel = 2}, 128, 8, common::kProductionKernels);
+  });
 }
 
 TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in small pools, whatever is around them") {
@@ -380,19 +478,22 @@ TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in s
   for (const common::GpuTypes& types : kTypes) {
     for (const int global_period : {0, 2}) {
       Totals totals;
-      double max_difference = 0.0;
+      Errors errors;
       for (std::uint64_t seed = 1; seed <= 24; ++seed) {
-        serve_at_random(seed, types, global_period, totals, max_difference);
+        serve_at_random(seed, types, global_period, totals, errors);
       }
-      CAPTURE(static_cast<int>(types.kv_cache), global_period, max_difference);
+      CAPTURE(static_cast<int>(types.kv_cache), global_period, errors.difference, errors.deficit);
       CAPTURE(totals.requests, totals.swapped_out, totals.recomputed, totals.stand_ins, totals.accepted,
-              totals.cancelled, totals.hits, totals.copies);
+              totals.cancelled, totals.hits, totals.copies, totals.pools, totals.evicted);
       CHECK(totals.requests > 100);
       CHECK(totals.swapped_out > 5);
       CHECK(totals.recomputed > 5);
       CHECK((totals.stand_ins > 100) == (global_period == 0));
+      CHECK((totals.pools > 10) == (global_period > 0));
+      CHECK((totals.evicted > 100) == (global_period > 0));
       CHECK(totals.hits > 10);
       CHECK(totals.copies > 5);
+      CHECK(totals.cancelled > 0);
     }
   }
 }
@@ -401,7 +502,7 @@ TEST_CASE("GPU: more texts run at once than have room as wholes, a step ahead, i
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const Llama model = windowed_model(32, 0);
+  const Llama model = model_with_windows(32, 0);
   stage::EngineOptions options;
   options.gpu = {.device = stage::Device::kGpu, .types = kTypes.front()};
   options.num_slots = 60 * 16;
