@@ -1,5 +1,7 @@
 // Layers that see the last tokens only, on a GPU (WINDOWS.md). Kernels with windows compute in 16 bits: a text is not
 // the CPU's, but each of its tokens must be as likely to the CPU. What no query may read is NaN.
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -24,6 +26,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/tensor_parallel_runner.h)
+#include STAGE_HEADER(production/windows/local_pool_scheduler.h)
 // clang-format on
 
 using common::Llama;
@@ -55,9 +58,12 @@ const std::vector<common::GpuTypes> kTypes = {
     {.precision = common::Precision::kBFloat16},
     {.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8}};
 
-// How far a log-probability may be from the CPU's.
+// How far a logit or a log-probability may be from the CPU's. Logits have a standard deviation of 1.0. On the CPU, with
+// queries, K, V and what attention returns rounded to 16 bits, 12,000 of them move by up to 0.036, and with K and V
+// rounded to float8, by up to 0.34; on a GPU, weights and all other activations are rounded too. A window moves them by
+// 1.5 and more.
 double tolerance_of(const common::GpuTypes& types) {
-  return types.kv_cache == common::KvCacheType::kFloat8 ? 0.5 : 0.15;
+  return types.kv_cache == common::KvCacheType::kFloat8 ? 0.7 : 0.25;
 }
 
 stage::EngineOptions cpu_options() {
@@ -443,7 +449,7 @@ void check_logits(const MakeRunner& make_runner) {
         }
         CAPTURE(static_cast<int>(types.kv_cache), global_period, window, error, effect);
         CHECK(error <= tolerance_of(types));
-        CHECK(effect > 2 * tolerance_of(types));
+        CHECK(effect > 1.5 * tolerance_of(types));
         CHECK(gpu->num_recorded_steps() > 0);
       }
     }
@@ -528,5 +534,53 @@ TEST_CASE("GPU: more texts run at once than have room as wholes, a step ahead, i
     CAPTURE(i);
     CHECK(judge.problem(tasks[i].request, engine->output(static_cast<int>(i)).completions.front(),
                         tolerance_of(kTypes.front())) == kNoProblem);
+  }
+}
+
+TEST_CASE("GPU: without --slots, layers that see all have the memory that layers with a window do without") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const Llama model = model_with_windows(32, 4);
+  for (const common::GpuTypes& types : kTypes) {
+    stage::EngineOptions options;
+    options.gpu = {.device = stage::Device::kGpu, .types = types};
+    options.num_slots.reset();
+    options.scheduler.max_sequences = 120;
+    options.scheduler.token_budget = 128;
+    // So that there are some hundred blocks, of 16 KiB in 16 bits.
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    options.memory_fraction = 6e6 / static_cast<double>(free_bytes);
+    std::unique_ptr<stage::Runner> runner = stage::make_runner(model, options);
+    const int before = runner->cache().num_blocks;
+    stage::VirtualClock clock;
+    const std::unique_ptr<stage::SpeculatingEngine> engine =
+        stage::make_speculating_engine(model, options, std::move(runner), 0, clock);
+    const auto& scheduler = dynamic_cast<const stage::LocalPoolScheduler&>(engine->scheduler());
+    const stage::LocalPoolSize& size = scheduler.local_pool().size();
+    CAPTURE(static_cast<int>(types.kv_cache), before, size.num_blocks, size.num_parts, size.max_parts);
+    CHECK(engine->cache().num_blocks == size.num_blocks);
+    CHECK(size.num_blocks > before * 3 / 2);
+    CHECK(size.num_blocks + 3 * size.max_parts <= 4 * before);           // one layer of four sees all
+    CHECK(size.num_blocks + 1 + 3 * (size.max_parts + 1) > 4 * before);  // and as many as fit
+    std::vector<GenerationRequest> tasks;
+    for (int i = 0; i < 100; ++i) {
+      tasks.push_back({tests::make_request(40 + i % 20, 250, i)});
+      tasks.back().request.num_logprobs = 1;
+      engine->submit(tasks.back());
+    }
+    int most_used = 0;
+    while (engine->step()) {
+      most_used = std::max(most_used, engine->manager().usage().reserved / options.block_size);
+    }
+    CHECK(most_used > before);
+    Judge judge(model);
+    for (std::size_t i = 0; i < tasks.size(); i += 7) {
+      CAPTURE(i);
+      CHECK(judge.problem(tasks[i].request, engine->output(static_cast<int>(i)).completions.front(),
+                          tolerance_of(types)) == kNoProblem);
+    }
   }
 }
