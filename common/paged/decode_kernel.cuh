@@ -109,8 +109,8 @@ struct WarpAttention {
     }
   }
 
-  // Adds a tile: K and V of 16 tokens in shared memory.
-  __device__ __forceinline__ void add_tile(std::uint32_t keys, std::uint32_t values, const SeenTokens& seen,
+  // Adds a tile: K and V of 16 tokens in shared memory; those from first_token to num_tokens exist and are seen.
+  __device__ __forceinline__ void add_tile(std::uint32_t keys, std::uint32_t values, int first_token, int num_tokens,
                                            float scale) {
     std::uint32_t v[kLoads][4];
     float scores[kQueryTiles][4] = {};
@@ -122,7 +122,7 @@ struct WarpAttention {
     std::uint32_t weights[kQueryTiles][2];  // P^T as the right operand
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
-      update_softmax(t, scores[t], seen, scales);
+      update_softmax(t, scores[t], first_token, num_tokens, scales);
       // The two halves of a result have a left operand's layout and, once transposed, a right operand's.
       weights[t][0] = common::transpose(pack_weights(scores[t][0], scores[t][1]));
       weights[t][1] = common::transpose(pack_weights(scores[t][2], scores[t][3]));
@@ -309,7 +309,7 @@ struct WarpAttention {
   }
 
   // Turns scores into weights 2^(scale * score - largest), and rescales the earlier results to the new largest score.
-  __device__ __forceinline__ void update_softmax(int t, float (&scores)[4], const SeenTokens& seen,
+  __device__ __forceinline__ void update_softmax(int t, float (&scores)[4], int first_token, int num_tokens,
                                                  const TileScales& scales) {
     if constexpr (kFloat8) {
 #pragma unroll
@@ -317,11 +317,12 @@ struct WarpAttention {
         scores[i] *= scales.of_keys[i / 2];
       }
     }
-    if (!seen.are_all()) {
+    if (num_tokens - first_token < kTileTokens) {
+      const int token = static_cast<int>(threadIdx.x) % 32 / 4 - first_token;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int token = static_cast<int>(threadIdx.x) % 32 / 4 + i / 2 * 8;
-        scores[i] = token >= seen.first() && token < seen.end() ? scores[i] : -INFINITY;
+        const bool is_seen = static_cast<unsigned>(token + i / 2 * 8) < static_cast<unsigned>(num_tokens - first_token);
+        scores[i] = is_seen ? scores[i] : -INFINITY;
       }
     }
     float rescale[2];
@@ -468,15 +469,17 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
       attention.add_prefix(prefixes, head.sequence, head.kv_head, num_kv_heads, group, next - begin, step);
     }
     for (; next < end; next += step) {
-      const SeenTokens seen{head.length - (head.tile + next - begin) * kTileTokens, batch.window};
+      const int num_left = head.length - (head.tile + next - begin) * kTileTokens;
+      const int num_tokens = min(kTileTokens, num_left);
+      const int first_token = batch.num_hidden(num_left);  // in front of it, the window hides the tile's tokens
       ring.wait();
-      if (!seen.are_all()) {
-        ring.clear_other_values(seen);
+      if (num_tokens - first_token < kTileTokens) {
+        ring.clear_other_values(first_token, num_tokens);
       }
       if (has_new_row && next == end - 1) {
-        new_row.store(pages, head.kv_head, ring.keys(), seen.end() - 1);
+        new_row.store(pages, head.kv_head, ring.keys(), num_tokens - 1);
       }
-      attention.add_tile(ring.keys(), ring.values(), seen, scale);
+      attention.add_tile(ring.keys(), ring.values(), first_token, num_tokens, scale);
       ring.release();
     }
     if (has_whole_heads) {

@@ -66,18 +66,6 @@ struct TileCursor {
   __device__ __forceinline__ int num_hidden() const { return max(0, batch.num_hidden(length) - tile * kTileTokens); }
 };
 
-// The tokens of a tile that a query sees: from first() to end(). It is one number, for registers' sake.
-struct SeenTokens {
-  int num_left;  // tokens of the context from the tile's first on
-  int window;    // BatchArrays::window: it stays among the kernel's arguments
-
-  __device__ __forceinline__ int first() const { return window > 0 ? max(0, num_left - window) : 0; }
-  __device__ __forceinline__ int end() const { return min(kTileTokens, num_left); }
-  __device__ __forceinline__ bool are_all() const {
-    return num_left >= kTileTokens && (window == 0 || num_left <= window);
-  }
-};
-
 // The tiles of a share that one of num_warps warps computes.
 __device__ __forceinline__ int tiles_of_warp(const BatchArrays& batch, int num_kv_heads, const TileRange& share,
                                              int warp, int num_warps) {
@@ -172,12 +160,12 @@ class TileRing {
     }
   }
 
-  // Sets all rows of V to 0 but those that are seen: they were never written, or are another sequence's, and 0 times a
-  // NaN would be a NaN.
-  __device__ __forceinline__ void clear_other_values(const SeenTokens& seen) const {
-    const int num_kept = seen.end() - seen.first();
+  // Sets all rows of V to 0 but those from first_token to num_tokens: they were never written, or are another
+  // sequence's, and 0 times a NaN would be a NaN.
+  __device__ __forceinline__ void clear_other_values(int first_token, int num_tokens) const {
+    const int num_kept = num_tokens - first_token;
     for (int i = lane_; i < (kTileTokens - num_kept) * Tile::kVecs; i += 32) {
-      const int row = i / Tile::kVecs + (i < seen.first() * Tile::kVecs ? 0 : num_kept);
+      const int row = i / Tile::kVecs + (i < first_token * Tile::kVecs ? 0 : num_kept);
       common::store_zeros(values() + vec_place(Tile::kVecs, kTileTokens, row, i % Tile::kVecs) * kVecBytes);
     }
 #if COURSE_BULK_COPY
