@@ -405,6 +405,15 @@ struct TinyModel {
   }
 };
 
+// Of Gemma's layers, every second one rotates as those do that see all tokens, and the others as those with a window,
+// which is so long that it hides nothing.
+inline void add_layer_kinds(TinyModel& model) {
+  if (model.architecture == "gemma3") {
+    model.window = 1024;
+    model.global_period = 2;
+  }
+}
+
 // Sizes that no kernel's tiles divide evenly, and float8 weights.
 inline TinyModel uneven_float8_model(const std::string& architecture, int feed_forward_size) {
   TinyModel model;
@@ -418,6 +427,7 @@ inline TinyModel uneven_float8_model(const std::string& architecture, int feed_f
   model.write_head_dim = true;
   model.spread = 0.8;
   model.float8 = true;
+  add_layer_kinds(model);
   return model;
 }
 
