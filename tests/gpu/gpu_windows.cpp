@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -38,8 +39,17 @@ namespace {
 const std::string kNoProblem;
 constexpr int kContext = 320;
 
-// Random weights, in a shape that the production kernels take. global_period: as in LlamaConfig.
-Llama model_with_windows(int window, int global_period) {
+// Which layers have a window: all of a model, those between others, or Gemma 3's, which rotate in another way.
+struct Kind {
+  const char* name;
+  int global_period;  // as in LlamaConfig
+  bool is_gemma = false;
+};
+constexpr Kind kOneKind{"one kind", 0};
+constexpr std::array<Kind, 3> kKinds = {kOneKind, {"two kinds", 2}, {"Gemma 3", 2, true}};
+
+// Random weights, in a shape that the production kernels take.
+Llama model_with_windows(int window, const Kind& kind) {
   common::LlamaConfig config;
   config.vocab_size = 64;
   config.context_length = kContext;
@@ -50,7 +60,16 @@ Llama model_with_windows(int window, int global_period) {
   config.head_dim = 32;
   config.feed_forward_size = 192;
   config.window = window;
-  config.global_period = global_period;
+  config.global_period = kind.global_period;
+  if (kind.is_gemma) {
+    config.qk_norm = true;
+    config.post_norms = true;
+    config.gelu = true;
+    config.rotates_halves = true;
+    config.embedding_scale = 11.313708F;  // the root of 128
+    config.rope_freq_base = 1e6F;
+    config.window_rope_freq_base = window > 0 ? 1e4F : 0.0F;
+  }
   return {config, 1, common::Windows::kComputed};
 }
 
@@ -61,7 +80,7 @@ const std::vector<common::GpuTypes> kTypes = {
 // How far a logit or a log-probability may be from the CPU's. Logits have a standard deviation of 1.0. On the CPU, with
 // queries, K, V and what attention returns rounded to 16 bits, 12,000 of them move by up to 0.036, and with K and V
 // rounded to float8, by up to 0.34; on a GPU, weights and all other activations are rounded too. A window moves them by
-// 1.5 and more.
+// 1.2 and more.
 double tolerance_of(const common::GpuTypes& types) {
   return types.kv_cache == common::KvCacheType::kFloat8 ? 0.7 : 0.25;
 }
@@ -258,10 +277,10 @@ std::vector<GenerationRequest> random_tasks(common::Random& random) {
 }
 
 // Serves random tasks in a small pool, with options drawn at random.
-void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, int global_period, Totals& totals,
+void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Kind& kind, Totals& totals,
                      Errors& errors) {
   common::Random random(seed);
-  const Llama model = model_with_windows(between(random, 1, 70), global_period);
+  const Llama model = model_with_windows(between(random, 1, 70), kind);
   const double tolerance = tolerance_of(types);
   stage::EngineOptions options;
   options.gpu = {.device = stage::Device::kGpu, .types = types};
@@ -276,7 +295,7 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, int glob
   if (random.below(3) == 0) {
     options.scheduler.run_ahead = random.below(2) == 0;
   }
-  CAPTURE(seed, global_period, model.config().window, options.block_size);
+  CAPTURE(seed, kind.name, model.config().window, options.block_size);
   stage::VirtualClock clock;
   std::unique_ptr<stage::Runner> runner = stage::make_runner(model, options);
   PoisoningGpuRunner* poisoning = nullptr;
@@ -374,10 +393,10 @@ void check_logits(const MakeRunner& make_runner) {
   // blocks in front of the first query's window are one that is never written to.
   constexpr int kNumBlocks = 40;
   for (const common::GpuTypes& types : kTypes) {
-    for (const int global_period : {0, 2}) {
+    for (const Kind& kind : kKinds) {
       for (const int window : {1, 16, 23, 64, 100}) {
-        const Llama model = model_with_windows(window, global_period);
-        const Llama unlimited = model_with_windows(0, 0);
+        const Llama model = model_with_windows(window, kind);
+        const Llama unlimited = model_with_windows(0, kind);
         const common::LlamaConfig& config = model.config();
         const stage::KvCacheShape shape{.num_layers = config.num_layers,
                                         .num_blocks = kNumBlocks,
@@ -421,7 +440,7 @@ void check_logits(const MakeRunner& make_runner) {
               step.positions.push_back(position);
               step.slot_mapping.push_back(table[static_cast<std::size_t>(position / 16)] * 16 + position % 16);
             }
-            const int num_hidden = global_period > 0 ? 0 : std::max(0, length + 1 - window) / 16;
+            const int num_hidden = kind.global_period > 0 ? 0 : std::max(0, length + 1 - window) / 16;
             for (std::size_t i = 0; i < table.size(); ++i) {
               step.block_tables.push_back(table[i]);
               own.block_tables.push_back(static_cast<int>(i) < num_hidden ? kNumBlocks - 1 : table[i]);
@@ -447,7 +466,7 @@ void check_logits(const MakeRunner& make_runner) {
                 std::max<double>(effect, (unlimited_result.logits[row] - expected.logits[row]).cwiseAbs().maxCoeff());
           }
         }
-        CAPTURE(static_cast<int>(types.kv_cache), global_period, window, error, effect);
+        CAPTURE(static_cast<int>(types.kv_cache), kind.name, window, error, effect);
         CHECK(error <= tolerance_of(types));
         CHECK(effect > 1.5 * tolerance_of(types));
         CHECK(gpu->num_recorded_steps() > 0);
@@ -482,21 +501,21 @@ TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in s
     SKIP_TEST("there is no GPU");
   }
   for (const common::GpuTypes& types : kTypes) {
-    for (const int global_period : {0, 2}) {
+    for (const Kind& kind : kKinds) {
       Totals totals;
       Errors errors;
       for (std::uint64_t seed = 1; seed <= 24; ++seed) {
-        serve_at_random(seed, types, global_period, totals, errors);
+        serve_at_random(seed, types, kind, totals, errors);
       }
-      CAPTURE(static_cast<int>(types.kv_cache), global_period, errors.difference, errors.deficit);
+      CAPTURE(static_cast<int>(types.kv_cache), kind.name, errors.difference, errors.deficit);
       CAPTURE(totals.requests, totals.swapped_out, totals.recomputed, totals.stand_ins, totals.accepted,
               totals.cancelled, totals.hits, totals.copies, totals.pools, totals.evicted);
       CHECK(totals.requests > 100);
       CHECK(totals.swapped_out > 5);
       CHECK(totals.recomputed > 5);
-      CHECK((totals.stand_ins > 100) == (global_period == 0));
-      CHECK((totals.pools > 10) == (global_period > 0));
-      CHECK((totals.evicted > 100) == (global_period > 0));
+      CHECK((totals.stand_ins > 100) == (kind.global_period == 0));
+      CHECK((totals.pools > 10) == (kind.global_period > 0));
+      CHECK((totals.evicted > 100) == (kind.global_period > 0));
       CHECK(totals.hits > 10);
       CHECK(totals.copies > 5);
       CHECK(totals.cancelled > 0);
@@ -508,7 +527,7 @@ TEST_CASE("GPU: more texts run at once than have room as wholes, a step ahead, i
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const Llama model = model_with_windows(32, 0);
+  const Llama model = model_with_windows(32, kOneKind);
   stage::EngineOptions options;
   options.gpu = {.device = stage::Device::kGpu, .types = kTypes.front()};
   options.num_slots = 60 * 16;
@@ -541,7 +560,7 @@ TEST_CASE("GPU: without --slots, layers that see all have the memory that layers
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const Llama model = model_with_windows(32, 4);
+  const Llama model = model_with_windows(32, {"three of four", 4});
   for (const common::GpuTypes& types : kTypes) {
     stage::EngineOptions options;
     options.gpu = {.device = stage::Device::kGpu, .types = types};
