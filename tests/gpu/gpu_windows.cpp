@@ -77,10 +77,10 @@ const std::vector<common::GpuTypes> kTypes = {
     {.precision = common::Precision::kBFloat16},
     {.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8}};
 
-// How far a logit or a log-probability may be from the CPU's. Logits have a standard deviation of 1.0. On the CPU, with
-// queries, K, V and what attention returns rounded to 16 bits, 12,000 of them move by up to 0.036, and with K and V
-// rounded to float8, by up to 0.34; on a GPU, weights and all other activations are rounded too. A window moves them by
-// 1.2 and more.
+// How far a logit or a log-probability may be from the CPU's. Logits have a standard deviation of 1.0, and a window
+// moves them by 1.2 and more. On the CPU, with queries, K, V and what attention returns rounded to 16 bits, 12,000 of
+// them move by up to 0.036, and with K and V rounded to float8, by up to 0.34. (On an H200, where all else is rounded
+// too, log-probabilities were off by up to 0.06 and 0.28.)
 double tolerance_of(const common::GpuTypes& types) {
   return types.kv_cache == common::KvCacheType::kFloat8 ? 0.7 : 0.25;
 }
@@ -285,11 +285,11 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   stage::EngineOptions options;
   options.gpu = {.device = stage::Device::kGpu, .types = types};
   options.block_size = types.kv_cache == common::KvCacheType::kFloat8 || random.below(2) == 0 ? 16 : 8;
-  options.num_slots = between(random, 500, 900);
+  options.num_slots = between(random, 280, 420);
   options.num_host_slots = random.below(2) == 0 ? 0 : 600;
   options.prefix_cache = random.below(4) > 0;
   options.scheduler.token_budget = between(random, 12, 100);
-  options.scheduler.max_sequences = between(random, 3, 10);
+  options.scheduler.max_sequences = between(random, 3, 8);
   options.scheduler.headroom = between(random, 0, 1);
   options.scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
   if (random.below(3) == 0) {
@@ -314,14 +314,15 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   if (poisoning != nullptr) {
     poisoning->watch(engine->manager());
   }
-  const stage::LocalPool* const pool = poisoning != nullptr ? poisoning->pool() : nullptr;
+  const auto* const scheduler = dynamic_cast<const stage::LocalPoolScheduler*>(&engine->scheduler());
+  const stage::LocalPool* const pool = scheduler != nullptr ? &scheduler->local_pool() : nullptr;
   totals.pools += pool != nullptr ? 1 : 0;
   std::vector<int> cancelled;
   engine->on_step([&](const stage::StepReport& report) {
     totals.swapped_out += static_cast<int>(report.swapped_out.size());
     totals.recomputed += static_cast<int>(report.recomputed.size());
     totals.accepted += report.num_accepted;
-    if (!report.served.empty() && random.below(60) == 0) {
+    if (!report.served.empty() && random.below(200) == 0) {
       cancelled.push_back(report.served.front());
     }
   });
@@ -511,11 +512,11 @@ TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in s
       CAPTURE(totals.requests, totals.swapped_out, totals.recomputed, totals.stand_ins, totals.accepted,
               totals.cancelled, totals.hits, totals.copies, totals.pools, totals.evicted);
       CHECK(totals.requests > 100);
-      CHECK(totals.swapped_out > 5);
+      CHECK(totals.swapped_out > 3);
       CHECK(totals.recomputed > 5);
       CHECK((totals.stand_ins > 100) == (kind.global_period == 0));
       CHECK((totals.pools > 10) == (kind.global_period > 0));
-      CHECK((totals.evicted > 100) == (kind.global_period > 0));
+      CHECK((totals.evicted > 50) == (kind.global_period > 0));
       CHECK(totals.hits > 10);
       CHECK(totals.copies > 5);
       CHECK(totals.cancelled > 0);
