@@ -116,7 +116,8 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
     }
     max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
     // A part that is free may still be copied.
-    for (int part = 0; local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
+    for (int part = 0;
+         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
          ++part) {
       if (local_pool_->is_free(part)) {
         poison(cpu_.local_cache(), part);
