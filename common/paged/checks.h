@@ -62,7 +62,7 @@ inline void check_batch(const auto& kernels, const PageShape& shape, const Batch
                    (batch.context_lengths != nullptr && batch.block_tables != nullptr && batch.table_starts != nullptr),
                "a batch has lengths and tables");
   COMMON_CHECK(batch.max_blocks_per_sequence > 0, "block tables have entries");
-  COMMON_CHECK(batch.window >= 0, "a window has tokens");
+  COMMON_CHECK(batch.window >= 0 && batch.window <= 1 << 30, "a window has tokens, at most 2^30");
   COMMON_CHECK(batch.window == 0 || kernels.has_windows(), "these kernels have no sliding windows");
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -65,6 +66,8 @@ inline std::vector<BadBatch> bad_batches() {
           {"no table starts", false, false, [](Pages&, BatchArrays& batch) { batch.table_starts = nullptr; }},
           {"empty tables", false, false, [](Pages&, BatchArrays& batch) { batch.max_blocks_per_sequence = 0; }},
           {"negative window", false, false, [](Pages&, BatchArrays& batch) { batch.window = -1; }},
+          {"window beyond all contexts", false, false,
+           [](Pages&, BatchArrays& batch) { batch.window = std::numeric_limits<int>::max(); }},
           {"no keys", true, false, [](Pages& pages, BatchArrays&) { pages.keys = nullptr; }},
           {"keys off by two bytes", true, false, [](Pages& pages, BatchArrays&) { pages.keys = off_by_2(pages.keys); }},
           {"no values", true, false, [](Pages& pages, BatchArrays&) { pages.values = nullptr; }},

@@ -81,7 +81,7 @@ TEST_CASE("Ragged attention: queries see their windows, and nothing in front of 
   }
   const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
   for (const int group : tests::some_of({3}, {1, 4, 16})) {
-    for (const int window : tests::some_of({1, 21, 100}, {1, 7, 21, 32, 64, 100, 128, 129, 250, 400})) {
+    for (const int window : tests::some_of({1, 65}, {1, 7, 21, 32, 64, 65, 128, 129, 250, 400})) {
       // Whole prompts, chunks that begin in front of, at and behind the window of the first token, and single tokens.
       GpuBatch batch({.type = type,
                       .num_kv_heads = 2,
@@ -105,21 +105,21 @@ TEST_CASE("Ragged attention: windows, however contexts are cut, by each kernel",
   const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 128, 256})));
   const int block_size = GENERATE(from_range(tests::some_of({8, 64}, {8, 16, 64})));
-  const int window = GENERATE(from_range(tests::some_of({30, 150}, {1, 30, 128, 150, 300, 1000})));
+  const int window = GENERATE(from_range(tests::some_of({30, 150}, {30, 128, 300, 1000})));
   if (type == ScalarType::kFloat8 && block_size == 8) {
     return;  // there are no such pages
   }
   // Windows of a task's rows begin in several tiles, and rows see nothing of some parts. Of the longest, most tiles lie
   // between where windows begin and where they end.
-  for (const int group : tests::some_of({1}, {1, 4, 8})) {
+  for (const int group : tests::some_of({1}, {1, 8})) {
     GpuBatch batch({.type = type,
                     .num_kv_heads = 2,
                     .group = group,
                     .head_dim = head_dim,
                     .block_size = block_size,
                     .window = window,
-                    .context_lengths = tests::some_of({260, 0, 180, 300}, {129, 0, 260, 383, 385, 641, 1, 1700, 1500}),
-                    .query_lengths = tests::some_of({140, 0, 2, 20}, {2, 0, 200, 1, 2, 40, 1, 300, 1500})});
+                    .context_lengths = tests::some_of({260, 0, 180, 300}, {129, 0, 260, 383, 385, 641, 1, 1500, 900}),
+                    .query_lengths = tests::some_of({140, 0, 2, 20}, {2, 0, 200, 1, 2, 40, 1, 300, 900})});
     for (const int part_tokens : tests::some_of({128, 1 << 20}, {0, 128, 256, 1 << 20})) {
       for (const RaggedKernel kernel : {RaggedKernel::kShort, RaggedKernel::kWide, RaggedKernel::kChosen}) {
         if (tests::kOnExecutor && kernel == RaggedKernel::kChosen) {
