@@ -155,6 +155,7 @@ TEST_CASE("GPU Llama: published shapes, any number of tokens, positions out of o
   if (config.window > 0) {
     config.global_period = 2;  // a layer of each kind
   }
+  config.rotates_halves = false;  // else q has another order on a GPU, and the stand-in adds v to it
   std::vector<int> sizes = {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257};
   if (name == "smollm2-135m") {
     sizes.push_back(1100);  // with the library's algorithm for 1,152
