@@ -497,6 +497,53 @@ TEST_CASE("GPU: two GPUs compute layers with windows as one does") {
   });
 }
 
+TEST_CASE("GPU: sequences read a shared prefix together as long as no context is longer than the window") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Three sequences with a prefix of four blocks; their contexts grow beyond the window.
+  constexpr int kWindow = 72;
+  constexpr int kPrefix = 64;
+  const Llama model = model_with_windows(kWindow, kKinds[1]);
+  const common::LlamaConfig& config = model.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 20,
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  tests::BuiltRunner together(model, shape, {.types = kTypes.front()}, 128, 8);
+  tests::BuiltRunner apart(model, shape, {.types = kTypes.front()}, 128, 8);
+  REQUIRE(together.set_reading_costs({.block = 1}));
+  apart.share(false);
+  const auto error_of = [&](const stage::RaggedBatch& step) {
+    together.enqueue(step);
+    apart.enqueue(step);
+    return (together.logits() - apart.logits()).cwiseAbs().maxCoeff();
+  };
+  const std::vector<int> prefix = numbers_from(0, kPrefix);
+  const std::vector<int> prefix_table = numbers_from(0, kPrefix / 16);
+  CHECK(error_of(tests::make_step(tests::make_request(kPrefix, 1).prompt, {}, prefix, prefix, {0, kPrefix}, {kPrefix},
+                                  prefix_table, {0, kPrefix / 16}, {kPrefix - 1})) <= tolerance_of(kTypes.front()));
+  for (int position = kPrefix; position < kPrefix + 16; ++position) {
+    stage::RaggedBatch step;
+    for (int s = 0; s < 3; ++s) {
+      step.tokens.push_back((position + 20 * s) % 61);
+      step.positions.push_back(position);
+      step.slot_mapping.push_back((8 + s) * 16 + position % 16);
+      step.context_lengths.push_back(position + 1);
+      step.block_tables.insert(step.block_tables.end(), prefix_table.begin(), prefix_table.end());
+      step.block_tables.push_back(8 + s);
+      step.table_starts.push_back(static_cast<int>(step.block_tables.size()));
+      step.query_starts.push_back(s + 1);
+      step.logits_rows.push_back(s);
+    }
+    CAPTURE(position);
+    CHECK(error_of(step) <= tolerance_of(kTypes.front()));
+    CHECK(together.figures().steps == std::min(position + 1, kWindow) - kPrefix);
+  }
+}
+
 TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in small pools, whatever is around them") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
