@@ -59,8 +59,9 @@ void plan_decode(const PageShape& shape, const BatchArrays& batch, void* workspa
                  const DecodeOptions& options = {});
 
 // queries, output: [num_sequences, num_heads * head_dim], of row_type(pages' type); one token for each sequence, which
-// sees all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
-// 1 / sqrt(head_dim). K and V of the last position are in the pages, or are new rows.
+// sees all context_length positions, or the last batch.window (then there are no prefixes). Query head h reads kv head
+// h / (num_heads / num_kv_heads). Scores are scaled by 1 / sqrt(head_dim). K and V of the last position are in the
+// pages, or are new rows.
 void decode_attention(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options = {}, const NewRows& new_rows = {},
                       const PrefixResults& prefixes = {});

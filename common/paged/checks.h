@@ -25,7 +25,8 @@ inline std::string unsupported_by_all(const PageShape& shape, int num_heads) {
   return {};
 }
 
-// kernels, here and below: what has to serve the shape, a PagedKernels or anything else with its `unsupported`.
+// kernels, here and below: what has to serve the shape, a PagedKernels or anything else with its `unsupported` and
+// `has_windows`.
 inline void check_shape(const auto& kernels, const PageShape& shape, int num_heads) {
   COMMON_CHECK(shape.num_blocks > 0, "pages have blocks");
   const std::string reason = kernels.unsupported(shape, num_heads);
@@ -61,6 +62,8 @@ inline void check_batch(const auto& kernels, const PageShape& shape, const Batch
                    (batch.context_lengths != nullptr && batch.block_tables != nullptr && batch.table_starts != nullptr),
                "a batch has lengths and tables");
   COMMON_CHECK(batch.max_blocks_per_sequence > 0, "block tables have entries");
+  COMMON_CHECK(batch.window >= 0 && batch.window <= 1 << 30, "a window has tokens, at most 2^30");
+  COMMON_CHECK(batch.window == 0 || kernels.has_windows(), "these kernels have no sliding windows");
 }
 
 inline void check_step(const auto& kernels, const PageShape& shape, const StepArrays& step) {

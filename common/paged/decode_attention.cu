@@ -19,6 +19,7 @@ void decode_attention(const Pages& pages, const BatchArrays& batch, const void* 
     check_rows(pages.shape, new_rows.keys, new_rows.values, new_rows.row_stride, new_rows.slot_mapping);
   }
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
+  COMMON_CHECK(prefixes.rows == nullptr || batch.window == 0, "prefixes are read together where all see them whole");
   const DecodeShape shape = decode_shape(pages.shape, batch, options);
   const DecodeWorkspace parts =
       decode_workspace(workspace, shape.num_workers, shape.group, pages.shape.head_dim, batch.num_sequences);

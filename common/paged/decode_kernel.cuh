@@ -109,8 +109,9 @@ struct WarpAttention {
     }
   }
 
-  // Adds a tile: K and V of 16 tokens in shared memory; the first num_tokens exist.
-  __device__ __forceinline__ void add_tile(std::uint32_t keys, std::uint32_t values, int num_tokens, float scale) {
+  // Adds a tile: K and V of 16 tokens in shared memory; those from first_token to num_tokens exist and are seen.
+  __device__ __forceinline__ void add_tile(std::uint32_t keys, std::uint32_t values, int first_token, int num_tokens,
+                                           float scale) {
     std::uint32_t v[kLoads][4];
     float scores[kQueryTiles][4] = {};
     add_scores(scores, keys);
@@ -121,7 +122,7 @@ struct WarpAttention {
     std::uint32_t weights[kQueryTiles][2];  // P^T as the right operand
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
-      update_softmax(t, scores[t], num_tokens, scales);
+      update_softmax(t, scores[t], first_token, num_tokens, scales);
       // The two halves of a result have a left operand's layout and, once transposed, a right operand's.
       weights[t][0] = common::transpose(pack_weights(scores[t][0], scores[t][1]));
       weights[t][1] = common::transpose(pack_weights(scores[t][2], scores[t][3]));
@@ -308,18 +309,20 @@ struct WarpAttention {
   }
 
   // Turns scores into weights 2^(scale * score - largest), and rescales the earlier results to the new largest score.
-  __device__ __forceinline__ void update_softmax(int t, float (&scores)[4], int num_tokens, const TileScales& scales) {
+  __device__ __forceinline__ void update_softmax(int t, float (&scores)[4], int first_token, int num_tokens,
+                                                 const TileScales& scales) {
     if constexpr (kFloat8) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         scores[i] *= scales.of_keys[i / 2];
       }
     }
-    if (num_tokens < kTileTokens) {
-      const int token = static_cast<int>(threadIdx.x) % 32 / 4;
+    if (num_tokens - first_token < kTileTokens) {
+      const int token = static_cast<int>(threadIdx.x) % 32 / 4 - first_token;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        scores[i] = token + i / 2 * 8 < num_tokens ? scores[i] : -INFINITY;
+        const bool is_seen = static_cast<unsigned>(token + i / 2 * 8) < static_cast<unsigned>(num_tokens - first_token);
+        scores[i] = is_seen ? scores[i] : -INFINITY;
       }
     }
     float rescale[2];
@@ -466,15 +469,17 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
       attention.add_prefix(prefixes, head.sequence, head.kv_head, num_kv_heads, group, next - begin, step);
     }
     for (; next < end; next += step) {
-      const int num_tokens = min(kTileTokens, head.length - (head.tile + next - begin) * kTileTokens);
+      const int num_left = head.length - (head.tile + next - begin) * kTileTokens;
+      const int num_tokens = min(kTileTokens, num_left);
+      const int first_token = batch.num_hidden(num_left);  // in front of it, the window hides the tile's tokens
       ring.wait();
-      if (num_tokens < kTileTokens) {
-        ring.clear_values_from(num_tokens);
+      if (num_tokens - first_token < kTileTokens) {
+        ring.clear_other_values(first_token, num_tokens);
       }
       if (has_new_row && next == end - 1) {
         new_row.store(pages, head.kv_head, ring.keys(), num_tokens - 1);
       }
-      attention.add_tile(ring.keys(), ring.values(), num_tokens, scale);
+      attention.add_tile(ring.keys(), ring.values(), first_token, num_tokens, scale);
       ring.release();
     }
     if (has_whole_heads) {

@@ -14,15 +14,15 @@ namespace {
 constexpr int kThreads = 1024;
 
 // tiles_before[s] = the tiles of all sequences before s, all kv heads counted.
-__device__ void sum_tiles(std::int64_t* tiles_before, const int* context_lengths, int num_sequences, int num_kv_heads) {
+__device__ void sum_tiles(std::int64_t* tiles_before, const BatchArrays& batch, int num_kv_heads) {
   __shared__ std::int64_t sums[kThreads];
   const int thread = static_cast<int>(threadIdx.x);
-  const int per_thread = (num_sequences + kThreads - 1) / kThreads;
-  const int begin = min(thread * per_thread, num_sequences);
-  const int end = min(begin + per_thread, num_sequences);
+  const int per_thread = (batch.num_sequences + kThreads - 1) / kThreads;
+  const int begin = min(thread * per_thread, batch.num_sequences);
+  const int end = min(begin + per_thread, batch.num_sequences);
   std::int64_t own = 0;
   for (int s = begin; s < end; ++s) {
-    own += std::int64_t{num_tiles_of(context_lengths[s])} * num_kv_heads;
+    own += std::int64_t{num_tiles_read_of(batch, batch.context_lengths[s])} * num_kv_heads;
   }
   sums[thread] = own;
   __syncthreads();
@@ -35,10 +35,10 @@ __device__ void sum_tiles(std::int64_t* tiles_before, const int* context_lengths
   std::int64_t before = sums[thread] - own;
   for (int s = begin; s < end; ++s) {
     tiles_before[s] = before;
-    before += std::int64_t{num_tiles_of(context_lengths[s])} * num_kv_heads;
+    before += std::int64_t{num_tiles_read_of(batch, batch.context_lengths[s])} * num_kv_heads;
   }
   if (thread == 0) {
-    tiles_before[num_sequences] = sums[kThreads - 1];
+    tiles_before[batch.num_sequences] = sums[kThreads - 1];
   }
   __syncthreads();
 }
@@ -56,7 +56,7 @@ struct Cuts {
 struct Position {
   int sequence;
   int kv_head;
-  int tile;
+  int tile;                 // of those that are read
   std::int64_t head_begin;  // a place in the line of all tiles
   std::int64_t head_end;
 };
@@ -153,11 +153,11 @@ __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads
 }
 
 // Share c if each head is cut into shares_per_head shares, or into its single tiles if these are fewer.
-__device__ TileRange part_of_head(int c, int shares_per_head, const int* context_lengths, int num_kv_heads) {
+__device__ TileRange part_of_head(int c, int shares_per_head, const BatchArrays& batch, int num_kv_heads) {
   const int head = c / shares_per_head;
   const int part = c - head * shares_per_head;
-  const int length = context_lengths[head / num_kv_heads];
-  const std::int64_t num_tiles = num_tiles_of(length);
+  const int length = batch.context_lengths[head / num_kv_heads];
+  const std::int64_t num_tiles = num_tiles_read_of(batch, length);
   const auto num_parts = static_cast<int>(num_tiles < shares_per_head ? num_tiles : shares_per_head);
   if (part >= num_parts) {
     return {};
@@ -167,7 +167,7 @@ __device__ TileRange part_of_head(int c, int shares_per_head, const int* context
   const int first = head * shares_per_head;
   return {.sequence = head / num_kv_heads,
           .kv_head = head % num_kv_heads,
-          .tile = begin,
+          .tile = first_tile_of(batch, length) + begin,
           .num_tiles = end - begin,
           .first_contributor = first,
           .last_contributor = first + num_parts - 1,
@@ -178,93 +178,97 @@ __device__ TileRange part_of_head(int c, int shares_per_head, const int* context
 }
 
 // The share c if each share has heads_per_share whole heads, inactive ones counted.
-__device__ TileRange whole_heads(int c, int heads_per_share, const std::int64_t* tiles_before,
-                                 const int* context_lengths, int num_sequences, int num_kv_heads) {
+__device__ TileRange whole_heads(int c, int heads_per_share, const std::int64_t* tiles_before, const BatchArrays& batch,
+                                 int num_kv_heads) {
   const auto line_begin = [&](int head) {
     const int s = head / num_kv_heads;
-    return s >= num_sequences ? tiles_before[num_sequences]
-                              : tiles_before[s] + std::int64_t{head % num_kv_heads} * num_tiles_of(context_lengths[s]);
+    if (s >= batch.num_sequences) {
+      return tiles_before[batch.num_sequences];
+    }
+    return tiles_before[s] + std::int64_t{head % num_kv_heads} * num_tiles_read_of(batch, batch.context_lengths[s]);
   };
   const std::int64_t begin = line_begin(c * heads_per_share);
   const std::int64_t end = line_begin((c + 1) * heads_per_share);
   if (begin == end) {
     return {};
   }
-  const Position first = find(begin, tiles_before, num_sequences, num_kv_heads);
+  const Position first = find(begin, tiles_before, batch.num_sequences, num_kv_heads);
+  const int length = batch.context_lengths[first.sequence];
   return {.sequence = first.sequence,
           .kv_head = first.kv_head,
-          .tile = 0,
+          .tile = first_tile_of(batch, length),
           .num_tiles = static_cast<int>(end - begin),
           .first_contributor = c,
           .last_contributor = c,
           .last_contributor_of_last_head = c,
-          .context_length = context_lengths[first.sequence],
+          .context_length = length,
           .table_start = 0,
           .heads_of_warps = 0};
 }
 
 // The share c of a line that is cut without regard to the ends of heads.
-__device__ TileRange part_of_line(int c, const Cuts& cuts, const std::int64_t* tiles_before, const int* context_lengths,
-                                  int num_sequences, int num_kv_heads) {
+__device__ TileRange part_of_line(int c, const Cuts& cuts, const std::int64_t* tiles_before, const BatchArrays& batch,
+                                  int num_kv_heads) {
   const std::int64_t begin = cuts.begin(c);
   const std::int64_t end = cuts.begin(c + 1);
-  const Position first = find(begin, tiles_before, num_sequences, num_kv_heads);
-  const Position last = find(end - 1, tiles_before, num_sequences, num_kv_heads);
+  const Position first = find(begin, tiles_before, batch.num_sequences, num_kv_heads);
+  const Position last = find(end - 1, tiles_before, batch.num_sequences, num_kv_heads);
+  const int length = batch.context_lengths[first.sequence];
   return {.sequence = first.sequence,
           .kv_head = first.kv_head,
-          .tile = first.tile,
+          .tile = first_tile_of(batch, length) + first.tile,
           .num_tiles = static_cast<int>(end - begin),
           .first_contributor = cuts.owner(first.head_begin),
           .last_contributor = cuts.owner(first.head_end - 1),
           .last_contributor_of_last_head = cuts.owner(last.head_end - 1),
-          .context_length = context_lengths[first.sequence],
+          .context_length = length,
           .table_start = 0,
           .heads_of_warps = 0};
 }
 
-// The number of tiles of the longest context; all threads get it.
-__device__ int longest_context(const int* context_lengths, int num_sequences) {
+// The most tiles that are read of a context; all threads get it.
+__device__ int longest_context(const BatchArrays& batch) {
   __shared__ int longest;
   if (threadIdx.x == 0) {
     longest = 0;
   }
   __syncthreads();
-  for (int s = static_cast<int>(threadIdx.x); s < num_sequences; s += kThreads) {
-    atomicMax(&longest, num_tiles_of(context_lengths[s]));
+  for (int s = static_cast<int>(threadIdx.x); s < batch.num_sequences; s += kThreads) {
+    atomicMax(&longest, num_tiles_read_of(batch, batch.context_lengths[s]));
   }
   __syncthreads();
   return longest;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    plan(DecodeWorkspace workspace, const int* context_lengths, const int* table_starts, int num_sequences,
-         int num_kv_heads, DecodeShape shape) {
+    plan(DecodeWorkspace workspace, BatchArrays batch, int num_kv_heads, DecodeShape shape) {
   const std::int64_t* tiles_before = workspace.tiles_before;
-  sum_tiles(workspace.tiles_before, context_lengths, num_sequences, num_kv_heads);
-  const int longest = longest_context(context_lengths, num_sequences);
-  const std::int64_t total = tiles_before[num_sequences];
-  const Cutting cutting = choose_cutting(total, longest, num_sequences * num_kv_heads, shape);
+  sum_tiles(workspace.tiles_before, batch, num_kv_heads);
+  const int longest = longest_context(batch);
+  const int num_heads = batch.num_sequences * num_kv_heads;
+  const std::int64_t total = tiles_before[batch.num_sequences];
+  const Cutting cutting = choose_cutting(total, longest, num_heads, shape);
   for (int c = static_cast<int>(threadIdx.x); c < shape.num_workers; c += kThreads) {
     workspace.arrivals[c] = 0;
     TileRange share{};
     if (c >= cutting.num_shares) {
       // Nothing to do.
     } else if (cutting.cut == Cut::kWithinHeads) {
-      share = part_of_head(c, cutting.count, context_lengths, num_kv_heads);
+      share = part_of_head(c, cutting.count, batch, num_kv_heads);
     } else if (cutting.cut != Cut::kAnywhere) {
-      share = whole_heads(c, cutting.count, tiles_before, context_lengths, num_sequences, num_kv_heads);
+      share = whole_heads(c, cutting.count, tiles_before, batch, num_kv_heads);
       if (cutting.cut == Cut::kBetweenWarps && share.num_tiles > 0) {
         // Heads are counted from the share's first, which may have no tiles.
         const int first = c * cutting.count;
         share.sequence = first / num_kv_heads;
         share.kv_head = first % num_kv_heads;
-        share.context_length = context_lengths[share.sequence];
-        share.heads_of_warps = min(cutting.count, num_sequences * num_kv_heads - first);
+        share.context_length = batch.context_lengths[share.sequence];
+        share.heads_of_warps = min(cutting.count, num_heads - first);
       }
     } else {
-      share = part_of_line(c, {total, cutting.num_shares}, tiles_before, context_lengths, num_sequences, num_kv_heads);
+      share = part_of_line(c, {total, cutting.num_shares}, tiles_before, batch, num_kv_heads);
     }
-    share.table_start = share.num_tiles > 0 ? table_starts[share.sequence] : 0;
+    share.table_start = share.num_tiles > 0 ? batch.table_starts[share.sequence] : 0;
     workspace.shares[c] = share;
   }
 }
@@ -287,7 +291,7 @@ void plan_decode(const PageShape& shape, const BatchArrays& batch, void* workspa
   const DecodeShape decode = decode_shape(shape, batch, options);
   common::launch(plan, dim3(1), kThreads, 0, stream, common::Overlap::kNone,
                  decode_workspace(workspace, decode.num_workers, decode.group, shape.head_dim, batch.num_sequences),
-                 batch.context_lengths, batch.table_starts, batch.num_sequences, shape.num_kv_heads, decode);
+                 batch, shape.num_kv_heads, decode);
 }
 
 }  // namespace common

@@ -1,8 +1,9 @@
 // How decode attention's work is shared out, and what lies where in its workspace.
 //
 // The unit of work is a tile: K and V of 16 tokens of one kv head of one sequence. All T tiles of a layer stand in one
-// line: sequence by sequence, within a sequence head by head, within a head token by token. Thread block c of n gets
-// the tiles from T c / n to T (c + 1) / n. No share is more than one tile above the average, however ragged the batch:
+// line: sequence by sequence, within a sequence head by head, within a head token by token, from the window on if there
+// is one. Thread block c of n gets the tiles from T c / n to T (c + 1) / n. No share is more than one tile above the
+// average, however ragged the batch:
 //
 //     heads    |--- A ---|- B -|------------- C -------------|-- D --|
 //     shares   |    0    .    1    .    2    .    3    .    4    .   5   |        A, B, C and D are cut
@@ -28,7 +29,7 @@ inline constexpr int kTileTokens = kTileRows;
 struct alignas(16) TileRange {
   int sequence;  // where the share starts
   int kv_head;
-  int tile;
+  int tile;       // counted from the sequence's first token
   int num_tiles;  // how far it goes, across the ends of heads and sequences; 0: there is nothing to do
   // The first and the last thread block that work on this share's first head, and the last one that works on its last
   // head (this block is the first one there, unless that head is also this share's first head).
@@ -73,5 +74,14 @@ inline DecodeWorkspace decode_workspace(void* memory, int num_workers, int group
 }
 
 COURSE_HOST_DEVICE int num_tiles_of(int context_length) { return (context_length + kTileTokens - 1) / kTileTokens; }
+
+// Tiles that lie wholly in front of the window of a context's last token are not read: the first that is, and how many
+// are.
+COURSE_HOST_DEVICE int first_tile_of(const BatchArrays& batch, int context_length) {
+  return batch.num_hidden(context_length) / kTileTokens;
+}
+COURSE_HOST_DEVICE int num_tiles_read_of(const BatchArrays& batch, int context_length) {
+  return num_tiles_of(context_length) - first_tile_of(batch, context_length);
+}
 
 }  // namespace common

@@ -37,8 +37,11 @@ struct BatchArrays {
   const int* block_tables = nullptr;     // one after the other: at least ceil(context_length / block_size) blocks each
   const int* table_starts = nullptr;     // [num_sequences]: where each sequence's table begins
   int max_blocks_per_sequence = 0;       // no table is longer; the host knows nothing else about the lengths
+  int window = 0;                        // a query sees the last `window` tokens, its own included; 0: all
 
   COURSE_HOST_DEVICE const int* block_table(int sequence) const { return block_tables + table_starts[sequence]; }
+  // How many of a sequence's first `seen` tokens, the last of them the query's own, lie in front of its window.
+  COURSE_HOST_DEVICE int num_hidden(int seen) const { return window > 0 && seen > window ? seen - window : 0; }
 };
 
 // A step: each sequence of the batch with its new tokens, the last tokens of its context. Sequence s has the rows
@@ -75,6 +78,10 @@ class PagedKernels {
   // not. Every function refuses what is named here.
   virtual std::string unsupported(const PageShape& shape, int num_heads) const = 0;
 
+  // Whether these kernels serve a batch with a window; if not, they refuse it. A block that lies wholly in front of the
+  // window of its sequence's first query is not read: its table entry and its slots may hold anything.
+  virtual bool has_windows() const { return false; }
+
   // Copies row i of keys and row i of values (see LayerRows) to slot slot_mapping[i]; slot -1 skips the row.
   virtual void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
                               const int* slot_mapping, int num_tokens, cudaStream_t stream) const = 0;
@@ -98,9 +105,9 @@ class PagedKernels {
                     cudaStream_t stream) const = 0;
 
   // Stores K and V of the step's tokens in their slots, then computes causal attention: a token sees its own sequence
-  // up to itself. output: as queries. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
-  // 1 / sqrt(head_dim). The launch before this one in the stream may write `rows` and nothing else that is read here:
-  // the kernels may start while it still runs.
+  // up to itself, as far back as its window reaches. output: as queries. Query head h reads kv head
+  // h / (num_heads / num_kv_heads). Scores are scaled by 1 / sqrt(head_dim). The launch before this one in the stream
+  // may write `rows` and nothing else that is read here: the kernels may start while it still runs.
   virtual void attend(const Pages& pages, const StepArrays& step, const LayerRows& rows, void* output,
                       std::span<std::byte> workspace, cudaStream_t stream) const = 0;
 };

@@ -73,13 +73,15 @@ struct TileConverter {
     const PageShape& shape;
     const int* table;
     int kv_head;
+    int first_seen;
     int num_seen;
     int token;  // where this lane's piece begins
     std::int64_t offset;
 
     __device__ __forceinline__ void look_up() {
       if (token >= 0 && token < num_seen) {
-        offset = row_offset(shape, table[token / shape.block_size], kv_head, token % shape.block_size);
+        const int block = table[max(token, first_seen) / shape.block_size];
+        offset = row_offset(shape, block, kv_head, token % shape.block_size);
       }
       token -= kTilesAtOnce * Shape::kTokens;
     }
@@ -145,13 +147,14 @@ struct TileConverter {
     }
   }
 
-  // Loads the tiles of a piece of work, from the last to the tile that begins with first_token.
-  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
+  // See TileCopier::load.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_seen, int num_seen) {
     const int last_tile = (num_seen - 1) / Shape::kTokens;
     const int first_piece = warp * kPieces;
     Pieces pieces{call.pages.shape,
                   table,
                   kv_head,
+                  first_seen,
                   num_seen,
                   (last_tile - lane / kPieces) * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows,
                   0};
@@ -159,7 +162,7 @@ struct TileConverter {
     int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
     fetch(pieces, 0, 0, own);
     fetch(pieces, 1, 0, own);
-    const int num_tiles = last_tile + 1 - first_token / Shape::kTokens;
+    const int num_tiles = last_tile + 1 - first_seen / Shape::kTokens;
     for (int next = 1; next <= num_tiles; ++next) {
       if (next % Pieces::kTilesAtOnce == 0) {
         pieces.look_up();

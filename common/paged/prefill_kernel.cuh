@@ -24,6 +24,7 @@
 // - A task of up to 64 rows leaves one warpgroup without work: reading K and V then takes longer than the products.
 // - Tiles are computed from the last to the first. Only in the last one do rows see different tokens; only its scores
 //   are masked, and it is as short as possible, in steps of 32 tokens.
+// - With a window, rows see different tokens in the first tiles too. These are masked, and computed each by itself.
 //
 // On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 341 TFLOP/s with mma, 548
 // here; 16 prompts of 512 tokens: 191 and 292.
@@ -48,7 +49,7 @@ struct PrefillShape {
   static_assert(kRows == kWarpgroupsTaskRows);
   // With 256 dimensions a thread holds 128 numbers of the output, so it has registers for the scores of 64 tokens; and
   // the queries take 64 KB.
-  static constexpr int kTokens = kHeadDim == 256 ? 64 : 128;  // of a tile
+  static constexpr int kTokens = warpgroups_tile_tokens(kHeadDim);  // of a tile
   static constexpr int kStages = kHeadDim == 64 ? 4 : 2;
   static constexpr int kTilesAlone = kRows / kTokens;  // tiles, from the last one on, whose K and V are taken together
   static constexpr int kSlots = kHeadDim == 256 ? 1 : 2;  // places for queries
@@ -214,15 +215,17 @@ struct TileCopier {
     values.advance();
   }
 
-  // Loads the tiles of a piece of work, from the last to the tile that begins with first_token, in the order in which
+  // Loads the tiles of a piece of work, from the last to the tile with token first_seen, in the order in which
   // consumers take them (PrefillRows::attend): after the tiles that are computed alone, K of a tile before V of the
-  // previous one. The place of that V is free later: behind it, K would come too late.
-  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
+  // previous one. The place of that V is free later: behind it, K would come too late. In place of blocks in front of
+  // first_seen, which may be another sequence's, its block is copied.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_seen, int num_seen) {
+    const int first_token = first_seen / Shape::kTokens * Shape::kTokens;
     const int block_size = call.pages.shape.block_size;
     const int panel = lane / kPieces;
     // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
     int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
-    int block = token < num_seen ? table[token / block_size] : 0;
+    int block = token < num_seen ? table[max(token, first_seen) / block_size] : 0;
     int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
     int num_alone = Shape::kTilesAlone;
     std::int64_t previous = -1;  // where V begins that is still to be copied
@@ -230,7 +233,7 @@ struct TileCopier {
       const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
                                   SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
       if (token - Shape::kTokens >= first_token) {
-        block = table[(token - Shape::kTokens) / block_size];
+        block = table[max(token - Shape::kTokens, first_seen) / block_size];
       }
       copy_keys(offset, count);
       if (num_alone > 0) {
@@ -364,7 +367,8 @@ struct PrefillProducer {
       }
       common::arrive_when_copied(full);
       ticket = take_ticket();
-      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.task.first_token, work.num_seen);
+      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.task.first_token + work.task.num_hidden,
+                 work.num_seen);
       slot.advance();
     }
   }
@@ -491,6 +495,17 @@ struct PrefillRows {
         for (int i = 0; i < 2; ++i) {
           float& score = scores[n * 4 + half * 2 + i];
           score = n * 8 + i < seen ? score : -INFINITY;
+        }
+      }
+      if (call.batch.window > 0) {
+        const int hidden = seen - call.batch.window;
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& score = scores[n * 4 + half * 2 + i];
+            score = n * 8 + i >= hidden ? score : -INFINITY;
+          }
         }
       }
     }
@@ -687,66 +702,78 @@ struct PrefillRows {
     release_values();
   }
 
-  // Clears the rows of V past the last one that the task sees: they may hold a NaN, and 0 times a NaN is a NaN.
-  __device__ __forceinline__ void clear_values(int num_tokens, int end) const {
+  // Clears rows of V that the task does not see: they may hold a NaN, and 0 times a NaN is a NaN.
+  __device__ __forceinline__ void clear_values(int begin, int end) const {
     wait_values();
     constexpr int kVecs = Shape::kRowBytes / kVecBytes;
     const std::uint32_t tile = common::shared_address(shared.values[values.place]);
-    for (int i = own_thread(); i < (end - num_tokens) * kVecs * Shape::kPanels; i += common::kWarpgroupThreads) {
+    for (int i = own_thread(); i < (end - begin) * kVecs * Shape::kPanels; i += common::kWarpgroupThreads) {
       const int row = i / kVecs;
       common::store_zeros(tile + row % Shape::kPanels * Shape::kPanelBytes +
-                          (num_tokens + row / Shape::kPanels) * Shape::kRowBytes + i % kVecs * kVecBytes);
+                          (begin + row / Shape::kPanels) * Shape::kRowBytes + i % kVecs * kVecBytes);
     }
     common::fence_copy_engine();
     common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);
   }
 
-  // Some row sees the tile's first `count` tokens. Computes `count` columns, rounded up.
+  // Some row sees the tile's first `count` tokens, but for the first num_hidden. Computes `count` columns, rounded up.
   template <int kColumns = 32>
-  __device__ __forceinline__ void add_last_tile(int tile, int count) {
+  __device__ __forceinline__ void add_last_tile(int tile, int num_hidden, int count) {
     if constexpr (kColumns < kTokens) {
       if (count > kColumns) {
-        return add_last_tile<kColumns + 32>(tile, count);
+        return add_last_tile<kColumns + 32>(tile, num_hidden, count);
       }
     }
     add_scores<kColumns, true>(tile * kTokens);
+    if (num_hidden > 0) {
+      clear_values(0, num_hidden);
+    }
     if (count < kColumns) {
       clear_values(count, kColumns);
     }
     add_values<kColumns>(weights);
   }
 
-  // Computes all tiles, from the last to the first. Only the last one and kRows / kTokens before it may hold tokens
-  // that some rows do not see.
-  __device__ __forceinline__ void attend(int first, int num_seen) {
+  // The first tile that all rows of the task see to its beginning.
+  __device__ __forceinline__ int first_whole_tile(const PrefillWork& work) const {
+    const int seen_by_last = work.task.seen_by_first + (work.task.end_row - 1) / call.num_queries_per_kv;
+    return max(work.task.first_token, call.batch.num_hidden(seen_by_last) + kTokens - 1) / kTokens;
+  }
+
+  // Computes all tiles, from the last to the first. The last one and kRows / kTokens before it may hold tokens that
+  // some rows do not see, and so may those in which windows begin; they are masked. Between them are whole tiles.
+  __device__ __forceinline__ void attend(const PrefillWork& work) {
     static_assert(kTokens == Shape::kRows || 2 * kTokens == Shape::kRows);
-    const int last = (num_seen - 1) / kTokens;
-    add_last_tile(last, num_seen - last * kTokens);
-    if (last > first) {
-      int tile = last - 1;
-      if (kTokens < Shape::kRows && tile > first) {
-        add_scores<kTokens>(tile * kTokens);
-        add_values<kTokens>(weights);
-        --tile;
-      }
+    const int last = (work.num_seen - 1) / kTokens;
+    const int whole = call.batch.window > 0 ? first_whole_tile(work) : work.task.first_token / kTokens;
+    add_last_tile(last, last * kTokens == work.task.first_token ? work.task.num_hidden : 0,
+                  work.num_seen - last * kTokens);
+#pragma unroll 1
+    for (int tile = last - 1; tile * kTokens >= work.task.first_token; --tile) {
       add_scores<kTokens>(tile * kTokens);
-      if (tile > first) {
+      if (tile > whole && (work.num_seen - 1) / kTokens - tile >= Shape::kRows / kTokens) {
         wait_keys();
+        --tile;
+        if constexpr (kGuesses) {
+          for (; tile > whole; tile -= 2) {
+            next_tile(weights, others, false);
+            next_tile(others, weights, tile - 1 == whole);
+          }
+          if (tile == whole) {
+            next_tile(weights, others, true);
+            add_values<kTokens>(others);
+            continue;
+          }
+        } else {
+          for (; tile >= whole; --tile) {
+            next_tile(weights, weights, tile == whole);
+          }
+        }
+        ++tile;
       }
-      --tile;
-      if constexpr (kGuesses) {
-        for (; tile > first; tile -= 2) {
-          next_tile(weights, others, false);
-          next_tile(others, weights, tile - 1 == first);
-        }
-        if (tile == first) {
-          next_tile(weights, others, true);
-          return add_values<kTokens>(others);
-        }
-      } else {
-        for (; tile >= first; --tile) {
-          next_tile(weights, weights, tile == first);
-        }
+      const int num_hidden = work.task.first_token + work.task.num_hidden - tile * kTokens;
+      if (num_hidden > 0) {
+        clear_values(0, num_hidden);
       }
       add_values<kTokens>(weights);
     }
@@ -849,7 +876,7 @@ struct PrefillRows {
       } else {
         common::fence_copy_engine();  // the queries were stored by ordinary copies
         start(work, next.place);
-        attend(work.task.first_token / kTokens, work.num_seen);
+        attend(work);
         if (work.task.is_partial()) {
           store_part(work);
         } else {

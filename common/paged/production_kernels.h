@@ -14,6 +14,7 @@ namespace common {
 class ProductionKernels : public PagedKernels {
  public:
   std::string unsupported(const PageShape& shape, int num_heads) const override;
+  bool has_windows() const override { return true; }
   void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
                       const int* slot_mapping, int num_tokens, cudaStream_t stream) const override;
   void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,

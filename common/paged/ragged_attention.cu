@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
       .table = batch.block_table(task.sequence),
       .kv_head = kv_head,
       .first_token = task.first_token,
+      .num_hidden = task.num_hidden,
       .num_tokens = task.end_token - task.first_token,
       .keys = query_tile + Shared::kQueryBytes,
       .values = query_tile + Shared::kQueryBytes + kStages * Shared::kTileBytes,
@@ -95,6 +96,9 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   const int seen_by_warp_first = seen_by_first + first_row / group;
   const int seen_by_last =
       first_row < end_row ? seen_by_first + (min(first_row + kRowsOfWarp, end_row) - 1) / group : 0;
+  // How many of the part's first tokens their windows hide.
+  const int hidden_from_first = batch.num_hidden(seen_by_warp_first);
+  const int hidden_from_last = batch.num_hidden(seen_by_last);
   const auto add_tile = [&](int tile, auto masked) {
     constexpr bool kMasked = decltype(masked)::value;
     const int stage = tile % kStages;
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
     float scores[Rows::kBlocks][Rows::kColumns][4];
     rows.template score<kMasked>(scores, own_rows, loader.keys + stage * Shared::kTileBytes, num_seen);
     if constexpr (kMasked) {
-      Rows::mask(scores, tile * kTokens, seen_by_first, first_row, group);
+      Rows::mask(scores, tile * kTokens, seen_by_first, first_row, group, batch.window);
     }
     rows.update_softmax(scores, scale);
     loader.wait_values(tile);
@@ -110,13 +114,14 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   };
   for (int tile = 0; tile < num_tiles; ++tile) {
     loader.wait_keys(tile);
-    if (loader.tokens_of(tile) < kTokens) {
+    if (loader.has_other_rows(tile)) {
       loader.wait_values(tile);
       loader.clear_values(tile);
     }
-    if ((tile + 1) * kTokens <= seen_by_warp_first && first_row < end_row) {
+    const bool is_whole = (tile + 1) * kTokens <= seen_by_warp_first && tile * kTokens >= hidden_from_last;
+    if (is_whole && first_row < end_row) {
       add_tile(tile, std::false_type{});
-    } else if (tile * kTokens < seen_by_last) {
+    } else if (tile * kTokens < seen_by_last && (tile + 1) * kTokens > hidden_from_first) {
       add_tile(tile, std::true_type{});
     }
     loader.release();

@@ -35,13 +35,20 @@ struct RaggedLoader {
   const Pages& pages;
   const int* table;
   int kv_head;
-  int first_token;         // a multiple of kPartTokens
-  int num_tokens;          // how many the thread block sees from there on
+  int first_token;         // a multiple of kTokens
+  int num_hidden;          // tokens from there on that the thread block does not see: less than kTokens
+  int num_tokens;          // how many there are from first_token on, those included
   std::uint32_t keys;      // [kStages] tiles
   std::uint32_t values;    // [kStages] tiles
   std::uint32_t barriers;  // [2 * kStages]: K's, then V's
 
   __device__ __forceinline__ int tokens_of(int tile) const { return min(kTokens, num_tokens - tile * kTokens); }
+
+  // The token's block. In place of a block that lies in front of the window, which may be another sequence's, the first
+  // one behind is copied.
+  __device__ __forceinline__ int block_of(int token) const {
+    return table[max(token, first_token + num_hidden) / pages.shape.block_size];
+  }
 
   // All threads of the block call it.
   __device__ __forceinline__ void start_copy(int tile) const {
@@ -73,7 +80,7 @@ struct RaggedLoader {
           const int part = i / Panels::kPanels;
           const int panel = i % Panels::kPanels;
           const std::int64_t offset =
-              row_offset(pages.shape, table[(first_token + tile * kTokens) / 8 + part], kv_head, 0) +
+              row_offset(pages.shape, block_of(first_token + tile * kTokens + part * 8), kv_head, 0) +
               Panels::panel_offset(panel, kTileRows / 2);
           const int place = part / 2 * Panels::kBytes + panel * Panels::kPanelBytes + part % 2 * kBytes;
           common::copy_bulk(key_tile + place, static_cast<const Element*>(pages.keys) + offset, kBytes, key_barrier);
@@ -82,7 +89,7 @@ struct RaggedLoader {
         }
       } else if (thread * kTileRows < count) {
         const int token = first_token + tile * kTokens + thread * kTileRows;
-        const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
+        const std::int64_t offset = row_offset(pages.shape, block_of(token), kv_head, token % block_size);
         common::copy_bulk(key_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.keys) + offset,
                           Panels::kBytes, key_barrier);
         common::copy_bulk(value_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.values) + offset,
@@ -96,7 +103,7 @@ struct RaggedLoader {
       const int row = i / kVecs;
       const int token = first_token + tile * kTokens + row;
       const std::int64_t offset =
-          row_offset(pages.shape, table[token / block_size], kv_head, 0) +
+          row_offset(pages.shape, block_of(token), kv_head, 0) +
           vec_place(kVecs, tile_rows, token % block_size, i % kVecs) * (kVecBytes / static_cast<int>(sizeof(Element)));
       const int place = vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes;
       common::copy_vec_async(key_tile + place, static_cast<const Element*>(pages.keys) + offset);
@@ -114,7 +121,7 @@ struct RaggedLoader {
       const int row_in_tile = row % kTileRows;
       const int token = first_token + tile * kTokens + row - row_in_tile;
       const auto* pair = static_cast<const std::uint8_t*>(pages.keys) +
-                         row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
+                         row_offset(pages.shape, block_of(token), kv_head, token % block_size);
       const int from = vec_place(Stored::kVecs, kTileRows, row_in_tile, vec) * kVecBytes;
 #pragma unroll
       for (const bool is_key : {true, false}) {
@@ -168,13 +175,21 @@ struct RaggedLoader {
 #endif
   }
 
-  // Sets the rows of V that do not exist to 0: their weights are 0 too, but 0 times a NaN would be a NaN. Only the last
-  // tile can have such rows, and no copy into its place follows.
+  // Whether a tile has rows that do not exist, or that no query sees.
+  __device__ __forceinline__ bool has_other_rows(int tile) const {
+    return tokens_of(tile) < kTokens || (tile == 0 && num_hidden > 0);
+  }
+
+  // Sets these rows of V to 0: their weights are 0 too, but 0 times a NaN would be a NaN. Only the first and the last
+  // tile can have such rows; release() comes before a copy into their places.
   __device__ __forceinline__ void clear_values(int tile) const {
     const std::uint32_t value_tile = values + tile % kStages * Shared::kTileBytes;
     constexpr int kVecs = Panels::kVecs;
-    for (int i = tokens_of(tile) * kVecs + static_cast<int>(threadIdx.x); i < kTokens * kVecs; i += kThreads) {
-      common::store_zeros(value_tile + vec_place(kVecs, kTileRows, i / kVecs, i % kVecs) * kVecBytes);
+    const int first = tile == 0 ? num_hidden : 0;
+    const int num_kept = tokens_of(tile) - first;
+    for (int i = static_cast<int>(threadIdx.x); i < (kTokens - num_kept) * kVecs; i += kThreads) {
+      const int row = i / kVecs + (i < first * kVecs ? 0 : num_kept);
+      common::store_zeros(value_tile + vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes);
     }
     __syncthreads();
   }

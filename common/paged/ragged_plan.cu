@@ -9,6 +9,9 @@
 // each kv head, and most multiprocessors would have nothing to do. So contexts are cut into parts, each a task of its
 // own, whose results a launch of its own joins (ragged_merge.cu). A part costs something too, so there are only as many
 // parts as pay: the plan estimates how long the launch takes for 32 lengths of a part, and takes the best.
+//
+// With a window, a task begins with the tile in which its first row's window begins. What is in front of it is not
+// read.
 #include <algorithm>
 #include <climits>
 
@@ -28,32 +31,50 @@ constexpr int kTaskCost = 1;   // of a task, whatever its length: nothing is com
 constexpr int kPartCost = 2;   // of a part, likewise; a part stores floats
 constexpr int kMergeCost = 2;  // of a launch
 
+// The tokens of a whole task, from where it may be cut on.
+__device__ int length_of(const RaggedTask& task) {
+  return task.end_token - task.first_token / kPartTokens * kPartTokens;
+}
+
 struct RaggedLengths {
   const int* query_starts;
-  const int* context_lengths;
+  BatchArrays batch;
   int group;
-  int rows;  // the rows of a task
+  int rows;         // the rows of a task
+  int tile_tokens;  // a task begins at a multiple
 
   __device__ int num_queries(int s) const {
-    return context_lengths[s] == 0 ? 0 : query_starts[s + 1] - query_starts[s];
+    return batch.context_lengths[s] == 0 ? 0 : query_starts[s + 1] - query_starts[s];
   }
   __device__ int num_tasks(int s) const { return (num_queries(s) * group + rows - 1) / rows; }
   // A task with its whole context.
   __device__ RaggedTask task(int s, int task) const {
     const int num_rows = num_queries(s) * group;
     const int end_row = min((task + 1) * rows, num_rows);
-    const int seen_by_first = context_lengths[s] - num_queries(s) + 1;
+    const int seen_by_first = batch.context_lengths[s] - num_queries(s) + 1;
+    const int num_hidden = batch.num_hidden(seen_by_first + task * rows / group);
     return {.sequence = s,
             .first_row = task * rows,
             .end_row = end_row,
             .first_query = query_starts[s],
             .seen_by_first = seen_by_first,
+            .first_token = num_hidden - num_hidden % tile_tokens,
             .end_token = seen_by_first + (end_row - 1) / group,
-            .num_parts = 1};
+            .num_parts = 1,
+            .num_hidden = num_hidden % tile_tokens};
   }
-  // The length that decides a task's place in the list: the whole context for tasks that see nearly all of it.
+  // The most tokens that length_of() finds for a task of the sequence, or some more.
+  __device__ int longest_of(int s) const {
+    const int context = batch.context_lengths[s];
+    return batch.window > 0 ? min(context, batch.window + (rows + group - 1) / group + kPartTokens - 1) : context;
+  }
+  // The length that decides a task's place in the list: without a window, the whole context for tasks that see nearly
+  // all of it.
   __device__ int listed_length(const RaggedTask& task) const {
-    const int context = context_lengths[task.sequence];
+    if (batch.window > 0) {
+      return length_of(task);
+    }
+    const int context = batch.context_lengths[task.sequence];
     return task.end_token >= context - context / 8 ? context : task.end_token;
   }
 };
@@ -63,11 +84,15 @@ __device__ int units_of(int num_tokens) { return (num_tokens + kPartTokens - 1) 
 __device__ int parts_of(int num_tokens, int part_units) { return (units_of(num_tokens) + part_units - 1) / part_units; }
 
 __device__ RaggedTask part_of(RaggedTask task, int part) {
-  const std::int64_t units = units_of(task.end_token);
+  const int first_unit = task.first_token / kPartTokens;
+  const std::int64_t units = units_of(length_of(task));
   task.part = part;
-  task.first_token = static_cast<int>(units * part / task.num_parts) * kPartTokens;
+  if (part > 0) {
+    task.first_token = (first_unit + static_cast<int>(units * part / task.num_parts)) * kPartTokens;
+    task.num_hidden = 0;
+  }
   if (part + 1 < task.num_parts) {
-    task.end_token = static_cast<int>(units * (part + 1) / task.num_parts) * kPartTokens;
+    task.end_token = (first_unit + static_cast<int>(units * (part + 1) / task.num_parts)) * kPartTokens;
   }
   return task;
 }
@@ -188,8 +213,7 @@ struct Histogram {
   }
 };
 
-__global__ void __launch_bounds__(kThreads)
-    plan(RaggedWorkspace workspace, RaggedLengths lengths, int num_sequences, int num_kv_heads) {
+__global__ void __launch_bounds__(kThreads) plan(RaggedWorkspace workspace, RaggedLengths lengths, int num_kv_heads) {
   __shared__ int longest;
   __shared__ int num_merges;
   __shared__ int num_parts;         // of contexts that are cut
@@ -203,6 +227,7 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = thread / 32;
   const int lane = thread % 32;
   const RaggedShape& shape = workspace.shape;
+  const int num_sequences = lengths.batch.num_sequences;
   if (thread == 0) {
     longest = 1;
     num_merges = 0;
@@ -212,7 +237,7 @@ __global__ void __launch_bounds__(kThreads)
   places[thread] = 0;
   __syncthreads();
   for (int s = thread; s < num_sequences; s += kThreads) {
-    atomicMax(&longest, lengths.context_lengths[s]);
+    atomicMax(&longest, lengths.longest_of(s));
   }
   for (int i = thread; i < shape.max_tasks; i += kThreads) {
     workspace.tasks[i] = {.sequence = -1};
@@ -233,7 +258,7 @@ __global__ void __launch_bounds__(kThreads)
   if (shape.max_places > 0) {
     for_each_task([&](bool is_task, const RaggedTask& task) {
       if (is_task) {
-        count_in_bucket(task.end_token);
+        count_in_bucket(length_of(task));
       }
     });
     __syncthreads();
@@ -267,7 +292,7 @@ __global__ void __launch_bounds__(kThreads)
 
   // How many tasks are in each bucket, and which contexts are cut.
   const auto num_parts_of = [&](const RaggedTask& task) {
-    return part_units == INT_MAX ? 1 : parts_of(task.end_token, part_units);
+    return part_units == INT_MAX ? 1 : parts_of(length_of(task), part_units);
   };
   for_each_task([&](bool is_task, RaggedTask task) {
     task.num_parts = num_parts_of(task);
@@ -417,10 +442,11 @@ void plan_ragged(const PageShape& shape, const BatchArrays& batch, const int* qu
   COMMON_CHECK(query_starts != nullptr, "a ragged batch has query_starts");
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
   const RaggedWorkspace own = ragged_workspace(workspace, shape, batch, num_tokens, options);
-  const RaggedLengths lengths{query_starts, batch.context_lengths, batch.num_heads / shape.num_kv_heads,
-                              own.shape.rows};
-  common::launch(plan, dim3(1), kThreads, 0, stream, common::Overlap::kNone, own, lengths, batch.num_sequences,
-                 shape.num_kv_heads);
+  const int tile_tokens = own.shape.kernel == RaggedKernel::kWarpgroups
+                              ? warpgroups_tile_tokens(shape.head_dim)
+                              : ragged_tile(shape.head_dim, own.shape.kernel == RaggedKernel::kShort).tokens;
+  const RaggedLengths lengths{query_starts, batch, batch.num_heads / shape.num_kv_heads, own.shape.rows, tile_tokens};
+  common::launch(plan, dim3(1), kThreads, 0, stream, common::Overlap::kNone, own, lengths, shape.num_kv_heads);
 }
 void plan_ragged(const PageShape& shape, const BatchArrays& batch, const int* query_starts, int num_tokens,
                  void* workspace, cudaStream_t stream) {

@@ -29,15 +29,15 @@ struct alignas(16) RaggedTask {
   int end_row;        // one past the task's last row
   int first_query;    // the sequence's first row of the queries
   int seen_by_first;  // tokens that the sequence's first row sees
-  // The task's part of the context. The last part ends with what the last row sees; others at a multiple of
-  // kPartTokens.
+  // The task's part of the context. The first part begins with the tile in which the first row's window begins, others
+  // at a multiple of kPartTokens. The last part ends with what the last row sees.
   int first_token;
   int end_token;
   int part;
   int num_parts;    // into how many parts the context is cut; 1: the task writes the output
   int first_place;  // counted over the parts of one kv head, where the parts before this context's first are
   int is_prefix;    // 1: the rows are several sequences' (shared_plan.h), which see more tokens than this task's
-  int unused;
+  int num_hidden;   // the part's first tokens, less than a tile, which are in front of the first row's window
 
   // Whether the task stores its result as a part, to be joined with others.
   COURSE_HOST_DEVICE bool is_partial() const { return num_parts > 1 || is_prefix != 0; }

@@ -30,9 +30,10 @@ constexpr RaggedTile ragged_tile(int head_dim, bool is_short) {
   return is_short ? RaggedTile{4, 16, 32, 2, 4} : RaggedTile{4, 32, 64, 2, 2};
 }
 
-// The rows of a task of the kernel for wgmma (prefill_kernel.cuh), and how long rows may be for its form for float8
-// pages (prefill_float8.cuh).
+// The rows of a task of the kernel for wgmma (prefill_kernel.cuh), the tokens of its tiles, and how long rows may be
+// for its form for float8 pages (prefill_float8.cuh).
 inline constexpr int kWarpgroupsTaskRows = 128;
+constexpr int warpgroups_tile_tokens(int head_dim) { return head_dim > 128 ? 64 : 128; }
 inline constexpr int kMaxFloat8PrefillHeadDim = 128;
 
 // How long rows may be where sequences read a shared prefix together (shared_plan.h).

@@ -52,7 +52,8 @@ std::unique_ptr<SharingKernels> sharing_kernels(const PagedKernels& kernels, con
 }
 
 bool SharingKernels::reads_together(const StepArrays& step) const {
-  return plan_ != nullptr && step.num_decodes > 0 && step.num_decodes == step.batch.num_sequences;
+  return plan_ != nullptr && step.num_decodes > 0 && step.num_decodes == step.batch.num_sequences &&
+         step.batch.window == 0;
 }
 
 std::size_t SharingKernels::workspace_bytes(const PageShape& shape, const StepArrays& largest) const {

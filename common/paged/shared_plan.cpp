@@ -148,7 +148,7 @@ SharedPlan plan_shared_reading(const StepTables& step, std::span<const SharedPre
                               .num_parts = num_parts,
                               .first_place = next_place + task * num_parts,
                               .is_prefix = 1,
-                              .unused = 0});
+                              .num_hidden = 0});
       }
     }
     for (std::size_t i = 0; i < sequences.size(); ++i) {

@@ -11,6 +11,7 @@ namespace common {
 struct ProductionShapes {
   // As PagedKernels::unsupported.
   std::string unsupported(const PageShape& shape, int num_heads) const;
+  static bool has_windows() { return true; }
 };
 
 inline constexpr ProductionShapes kProductionShapes{};

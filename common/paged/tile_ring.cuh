@@ -14,18 +14,16 @@ namespace common {
 
 // A position in the line of all tiles (decode_plan.h).
 struct TileCursor {
-  const int* context_lengths;
-  const int* table_starts;
-  int num_kv_heads;
+  const BatchArrays batch;
+  const int num_kv_heads;
   int sequence;
   int kv_head;
   int tile;
   int length;       // the sequence's
   int table_start;  // the sequence's
 
-  __device__ __forceinline__ TileCursor(const BatchArrays& batch, int num_heads, const TileRange& share)
-      : context_lengths(batch.context_lengths),
-        table_starts(batch.table_starts),
+  __device__ __forceinline__ TileCursor(const BatchArrays& sequences, int num_heads, const TileRange& share)
+      : batch(sequences),
         num_kv_heads(num_heads),
         sequence(share.sequence),
         kv_head(share.kv_head),
@@ -41,28 +39,31 @@ struct TileCursor {
       if (++kv_head == num_kv_heads) {
         kv_head = 0;
         do {
-          length = context_lengths[++sequence];
+          length = batch.context_lengths[++sequence];
         } while (length == 0);
-        table_start = table_starts[sequence];
+        table_start = batch.table_starts[sequence];
       }
+      tile += first_tile_of(batch, length);
     }
   }
 
   // To the beginning of the head that is `count` heads further; if it has no tiles, to the next in steps of `step` that
   // has some. There must be one.
   __device__ __forceinline__ void skip_heads(int count, int step) {
-    tile = 0;
     do {
       const int head = kv_head + count;
       sequence += head / num_kv_heads;
       kv_head = head % num_kv_heads;
-      length = context_lengths[sequence];
+      length = batch.context_lengths[sequence];
       count = step;
     } while (length == 0);
-    table_start = table_starts[sequence];
+    tile = first_tile_of(batch, length);
+    table_start = batch.table_starts[sequence];
   }
 
   __device__ __forceinline__ int num_tokens() const { return min(kTileTokens, length - tile * kTileTokens); }
+  // How many of the tile's first tokens lie in front of the window.
+  __device__ __forceinline__ int num_hidden() const { return max(0, batch.num_hidden(length) - tile * kTileTokens); }
 };
 
 // The tiles of a share that one of num_warps warps computes.
@@ -73,7 +74,8 @@ __device__ __forceinline__ int tiles_of_warp(const BatchArrays& batch, int num_k
   }
   int tiles = 0;
   for (int head = warp; head < share.heads_of_warps; head += num_warps) {
-    tiles += num_tiles_of(batch.context_lengths[share.sequence + (share.kv_head + head) / num_kv_heads]);
+    const int sequence = share.sequence + (share.kv_head + head) / num_kv_heads;
+    tiles += num_tiles_read_of(batch, batch.context_lengths[sequence]);
   }
   return tiles;
 }
@@ -158,10 +160,13 @@ class TileRing {
     }
   }
 
-  // Sets the rows of V from num_tokens on to 0: they were never written, and 0 times a NaN would be a NaN.
-  __device__ __forceinline__ void clear_values_from(int num_tokens) const {
-    for (int i = num_tokens * Tile::kVecs + lane_; i < kTileTokens * Tile::kVecs; i += 32) {
-      common::store_zeros(values() + vec_place(Tile::kVecs, kTileTokens, i / Tile::kVecs, i % Tile::kVecs) * kVecBytes);
+  // Sets all rows of V to 0 but those from first_token to num_tokens: they were never written, or are another
+  // sequence's, and 0 times a NaN would be a NaN.
+  __device__ __forceinline__ void clear_other_values(int first_token, int num_tokens) const {
+    const int num_kept = num_tokens - first_token;
+    for (int i = lane_; i < (kTileTokens - num_kept) * Tile::kVecs; i += 32) {
+      const int row = i / Tile::kVecs + (i < first_token * Tile::kVecs ? 0 : num_kept);
+      common::store_zeros(values() + vec_place(Tile::kVecs, kTileTokens, row, i % Tile::kVecs) * kVecBytes);
     }
 #if COURSE_BULK_COPY
     common::fence_copy_engine();  // the next copy into this place must come after these stores
@@ -170,7 +175,9 @@ class TileRing {
   }
 
  private:
-  // The tile's block, or its two blocks if blocks are shorter than a tile: loaded one tile ahead of the copy.
+  // The tile's block, or its two blocks if blocks are shorter than a tile: loaded one tile ahead of the copy. Of two
+  // blocks, the first may lie in front of the window: then the second one's tokens are copied in place of its tokens,
+  // which are hidden.
   __device__ __forceinline__ void look_up() {
     if constexpr (kContiguous) {
       blocks_[0] = next_.sequence;
@@ -178,8 +185,10 @@ class TileRing {
     }
     const int* table = block_tables_ + next_.table_start;
     const int first = next_.tile * kTileTokens / pages_.shape.block_size;
-    blocks_[0] = table[first];
-    if (pages_.shape.block_size < kTileTokens) {
+    if (pages_.shape.block_size >= kTileTokens) {
+      blocks_[0] = table[first];
+    } else {
+      blocks_[0] = table[first + (next_.num_hidden() < pages_.shape.block_size ? 0 : 1)];
       blocks_[1] = next_.num_tokens() > pages_.shape.block_size ? table[first + 1] : 0;
     }
   }

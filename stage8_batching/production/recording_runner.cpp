@@ -1,11 +1,16 @@
 #include "recording_runner.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../kernels/step_buffers.h"
+#include "common/base/check.h"
+#include "common/cuda/model/cuda_llama.h"
 #include "device_sampler.h"
 #include "speculation/token_cost.h"
 
@@ -39,6 +44,11 @@ KvCacheShape without_host_blocks(KvCacheShape shape) {
   return shape;
 }
 
+int most_blocks(const common::MemoryShare& share, int block_size) {
+  return static_cast<int>(std::min<std::int64_t>((share.max_slots + block_size - 1) / block_size,
+                                                 std::numeric_limits<int>::max() / block_size - 1));
+}
+
 CacheSize with_host_blocks(CacheSize size, int num_host_blocks) {
   size.num_host_blocks = num_host_blocks;
   return size;
@@ -49,9 +59,11 @@ CacheSize with_host_blocks(CacheSize size, int num_host_blocks) {
 std::string RecordingRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                          const KvCacheShape& shape, const GpuOptions& options) {
   std::string reason = GpuRunner::unsupported(kernels, config, shape, options);
-  if (reason.empty() && config.has_windows()) {
-    return "on the GPU, layers that see the last " + std::to_string(config.window) +
-           " tokens only are computed in contexts up to that length: --context-length would do";
+  if (reason.empty() && config.has_windows() && !kernels.has_windows()) {
+    const std::string window = std::to_string(config.window);
+    const bool has_float32 = options.types.precision == common::Precision::kFloat32;
+    return "the plain kernels let a query see all tokens, and layers of this model the last " + window +
+           " only: --context-length " + window + (has_float32 ? ", or --precision bf16," : "") + " would do";
   }
   return reason;
 }
@@ -60,13 +72,13 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,
                                  const std::optional<common::MemoryShare>& share, common::Communicator* peers)
     : RecordingRunner(model, shape, options, chunk_size, max_sequences, share, peers,
-                      std::make_unique<Tables>(kernels, page_shape(shape, options))) {}
+                      std::make_unique<Tables>(kernels, page_shape(shape, options), model.config())) {}
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const std::optional<common::MemoryShare>& share,
                                  common::Communicator* peers, std::unique_ptr<Tables> tables)
     : GpuRunner(
-          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->finder, share,
+          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->layers, share,
           peers,
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
@@ -77,9 +89,70 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                  ? nullptr
                  : std::make_unique<SharedPlans>(page_shape(shape, options), shape.num_heads, this->max_sequences())),
       size_(with_host_blocks(GpuRunner::cache(), shape.num_host_blocks)),
-      host_blocks_(with_blocks(page_shape(shape, options), size_.num_blocks), shape.num_layers, shape.num_host_blocks),
+      page_(page_shape(shape, options)),
+      max_blocks_(share.has_value() ? std::max(size_.num_blocks, most_blocks(*share, shape.block_size))
+                                    : size_.num_blocks),
+      host_blocks_(std::in_place, with_blocks(page_, size_.num_blocks), shape.num_layers, shape.num_host_blocks),
       vocab_size_(model.config().vocab_size),
       max_tokens_(chunk_size) {}
+
+std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num_parts) {
+  if (!tables_->layers.has_both()) {
+    return nullptr;
+  }
+  const common::LlamaConfig& config = this->model().config();
+  const int num_layers = config.num_layers;
+  const int num_global = num_layers / config.global_period;
+  // A sequence can have a copy on write more than the pool's books allow for (local_pool.h).
+  const auto max_parts = [&](int num_blocks) { return num_parts(num_blocks) + max_sequences(); };
+  // The most blocks for which all layers find room where they had as many each.
+  const std::int64_t room = std::int64_t{size_.num_blocks} * num_layers;
+  const auto fits = [&](int num_blocks) {
+    return std::int64_t{num_blocks} * num_global +
+               std::int64_t{std::min(max_parts(num_blocks), num_blocks)} * (num_layers - num_global) <=
+           room;
+  };
+  int num_blocks = size_.num_blocks;
+  for (int above = max_blocks_ + 1; above - num_blocks > 1;) {
+    const int middle = num_blocks + (above - num_blocks) / 2;
+    (fits(middle) ? num_blocks : above) = middle;
+  }
+  if (max_parts(num_blocks) >= num_blocks) {
+    return nullptr;
+  }
+  COMMON_CHECK(last().value == 0 && local_ == nullptr, "the pages hold nothing yet");
+  auto pool = std::make_shared<LocalPool>(LocalPoolSize{.num_parts = num_parts(num_blocks),
+                                                        .num_blocks = num_blocks,
+                                                        .num_host_blocks = size_.num_host_blocks,
+                                                        .block_size = page_.block_size,
+                                                        .window = config.window,
+                                                        .max_parts = max_parts(num_blocks)});
+  const std::size_t max_table_blocks =
+      static_cast<std::size_t>(max_sequences()) * static_cast<std::size_t>(buffers({0}).inputs().max_blocks());
+  local_ = std::make_unique<LocalPages>(pool, with_blocks(page_, max_parts(num_blocks)), num_layers - num_global,
+                                        max_tokens_, max_table_blocks);
+  host_blocks_.emplace(with_blocks(page_, num_blocks), num_global, size_.num_host_blocks);
+  tables_->layers.divide(num_blocks, max_parts(num_blocks));
+  size_.num_blocks = num_blocks;
+  return pool;
+}
+
+void RecordingRunner::allocate(int count) {
+  host_blocks_->allocate(count);
+  if (local_ != nullptr) {
+    local_->allocate(count);
+  }
+}
+
+int RecordingRunner::num_allocated() const {
+  const int count = host_blocks_->num_allocated();
+  return local_ == nullptr ? count : std::min(count, local_->num_allocated());
+}
+
+std::string RecordingRunner::why_no_more() const {
+  std::string reason = host_blocks_->why_no_more();
+  return reason.empty() && local_ != nullptr ? local_->why_no_more() : reason;
+}
 
 bool RecordingRunner::set_reading_costs(const common::ReadingCosts& costs) {
   if (plans_ != nullptr) {
@@ -89,7 +162,9 @@ bool RecordingRunner::set_reading_costs(const common::ReadingCosts& costs) {
 }
 
 std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatch& batch) {
-  if (plans_ == nullptr || batch.tokens.size() != batch.num_sequences()) {
+  const auto is_seen = [&](int context_length) { return context_length <= tables_->layers.max_seen(); };
+  if (!can_share() || batch.tokens.size() != batch.num_sequences() ||
+      !std::all_of(batch.context_lengths.begin(), batch.context_lengths.end(), is_seen)) {
     return {};
   }
   const std::vector<common::SharedPrefix> groups = groups_of(batch, plans_->shape().block_size, plans_->costs());
@@ -106,30 +181,50 @@ void RecordingRunner::copy_blocks(std::span<const BlockCopy> copies) {
       const std::span<const BlockCopy> independent = independent_copies(copies);
       std::vector<BlockCopy> inside;
       for (const BlockCopy& copy : independent) {
-        if (host_blocks_.contains(copy.source) || host_blocks_.contains(copy.destination)) {
-          host_blocks_.copy(tables_->finder.pages(), copy, stream());
+        if (host_blocks_->contains(copy.source) || host_blocks_->contains(copy.destination)) {
+          host_blocks_->copy(tables_->layers.pages(), copy, stream());
         } else {
           inside.push_back(copy);
         }
       }
-      GpuRunner::copy_blocks(inside);
+      copy_inside(inside);
       copies = copies.subspan(independent.size());
     }
   } catch (...) {
-    host_blocks_.before_step(stream());  // some may be on their way: copies beside a step wait for them too
+    host_blocks_->before_step(stream());  // some may be on their way: copies beside a step wait for them too
     throw;
   }
-  host_blocks_.before_step(stream());
+  host_blocks_->before_step(stream());
+}
+
+void RecordingRunner::copy_inside(std::span<const BlockCopy> copies) {
+  if (!tables_->layers.is_divided()) {
+    GpuRunner::copy_blocks(copies);
+    return;
+  }
+  std::vector<common::PageCopy> launch;
+  for (const auto& [source, destination] : copies) {
+    launch.push_back({source, destination});
+  }
+  tables_->layers.copy(false, launch, stream().get());
 }
 
 void RecordingRunner::copy_beside(std::span<const BlockCopy> copies) {
-  host_blocks_.copy_beside(tables_->finder.pages(), copies, stream());
+  host_blocks_->copy_beside(tables_->layers.pages(), copies, stream());
 }
 
 StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
   const std::vector<common::ScoredRow> rows = take_rows();
-  host_blocks_.before_step(stream());
+  host_blocks_->before_step(stream());
   read_together(batch, plan_sharing(batch));
+  if (local_ != nullptr) {
+    // A step in flight may still read parts that have other blocks by now. What writes to them comes behind that step,
+    // as copies, tables and kernels are all in one stream.
+    const auto num_sequences = static_cast<int>(batch.num_sequences());
+    local_->copy_planned(tables_->layers, stream());
+    local_->upload((last().value + 1) % 2, batch, batch.num_tokens() + padded_sequences(batch) - num_sequences,
+                   stream());
+  }
   if (scorer_ == nullptr && !rows.empty()) {
     scorer_ = std::make_unique<RowScorer>(this->model(), vocab_size_, max_tokens_);
   }
@@ -174,7 +269,14 @@ void RecordingRunner::launch(const StepCounts& counts) {
   if (tables_->sharing != nullptr) {
     tables_->sharing->read_together(groups().empty() ? nullptr : plans_->data(which));
   }
+  tables_->layers.hide(groups().empty());
+  if (local_ != nullptr) {
+    tables_->layers.use_parts(local_->block_tables(which), local_->slot_mapping(which));
+  }
   launch_recorded(counts);
+  if (local_ != nullptr) {
+    local_->end(which, stream());
+  }
   if (!groups().empty()) {
     plans_->end(which, stream());
   }

@@ -19,18 +19,24 @@
 #include "common/cuda/runtime/device.h"
 #include "common/paged/shared_attention.h"
 #include "host_cache/host_blocks.h"
-#include "page_finder.h"
+#include "layer_kernels.h"
+#include "local_pages.h"
 #include "pinned_blocks.h"
 #include "row_scorer.h"
 #include "scoring/row_scoring.h"
 #include "shared_plans.h"
 #include "shared_reading/shared_reading.h"
+#include "windows/local_pool.h"
 
 namespace stage8 {
 
-class RecordingRunner : public GpuRunner, public RowScoring, public SharedReading, public HostBlocks {
+class RecordingRunner : public GpuRunner,
+                        public RowScoring,
+                        public SharedReading,
+                        public HostBlocks,
+                        public SeparateWindows {
  public:
-  // As GpuRunner's. The window of a model's layers may not end within the context.
+  // As GpuRunner's. The production kernels alone compute layers whose window ends within the context.
   static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
@@ -41,11 +47,12 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
 
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override;
-  void allocate(int count) override { host_blocks_.allocate(count); }
-  int num_allocated() const override { return host_blocks_.num_allocated(); }
-  std::string why_no_more() const override { return host_blocks_.why_no_more(); }
+  void allocate(int count) override;
+  int num_allocated() const override;
+  std::string why_no_more() const override;
   void copy_beside(std::span<const BlockCopy> copies) override;
-  bool can_share() const override { return plans_ != nullptr; }
+  bool can_share() const override { return plans_ != nullptr && local_ == nullptr; }
+  std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts) override;
   StepId enqueue(const RaggedBatch& batch) override;
   StepResult wait(StepId step) override;
 
@@ -57,6 +64,8 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
   int num_recorded_steps() const { return static_cast<int>(steps_.size()); }
   // For tests: what reading together costs, in place of what it costs on this device. False: these kernels can't.
   bool set_reading_costs(const common::ReadingCosts& costs);
+  // For tests: copies parts, as copy_blocks. Only if windows are separate.
+  void copy_parts(std::span<const BlockCopy> copies) { local_->copy(tables_->layers, copies, stream()); }
 
  protected:
   int padded_sequences(const RaggedBatch& step) const override;
@@ -66,17 +75,18 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
  private:
   // What is called in place of the kernels that the runner is given.
   struct Tables {
-    Tables(const common::PagedKernels& kernels, const common::PageShape& shape)
-        : sharing(common::sharing_kernels(kernels, shape)), finder(sharing == nullptr ? kernels : *sharing) {}
+    Tables(const common::PagedKernels& kernels, const common::PageShape& shape, const common::LlamaConfig& config)
+        : sharing(common::sharing_kernels(kernels, shape)), layers(sharing == nullptr ? kernels : *sharing, config) {}
 
     std::unique_ptr<common::SharingKernels> sharing;  // nullptr if these can't read together
-    PageFinder finder;
+    LayerKernels layers;
   };
 
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                   int max_sequences, const std::optional<common::MemoryShare>& share, common::Communicator* peers,
                   std::unique_ptr<Tables> tables);
-  void launch_recorded(const StepCounts& counts);  // replays a step that is recorded
+  void copy_inside(std::span<const BlockCopy> copies);  // without host blocks, in any order
+  void launch_recorded(const StepCounts& counts);       // replays a step that is recorded
   // The groups of the step's sequences that read together, whose plan is then on its way.
   std::vector<common::SharedPrefix> plan_sharing(const RaggedBatch& batch);
 
@@ -84,8 +94,12 @@ class RecordingRunner : public GpuRunner, public RowScoring, public SharedReadin
   std::unique_ptr<SharedPlans> plans_;  // if there are such kernels
   // By the buffers that they use, the numbers of sequences and of tokens, and whether sequences read together.
   std::map<std::tuple<int, int, int, bool>, common::Graph> steps_;
-  CacheSize size_;  // with all host blocks, of which the base class knows none
-  PinnedBlocks host_blocks_;
+  CacheSize size_;          // with all host blocks, of which the base class knows none
+  common::PageShape page_;  // of one block
+  int max_blocks_;          // that the layers which see all may have if those with a window have fewer
+  // Of all layers, or of those that see all if windows are separate.
+  std::optional<PinnedBlocks> host_blocks_;
+  std::unique_ptr<LocalPages> local_;  // nullptr: windows are not separate
   int vocab_size_;
   int max_tokens_;
   std::unique_ptr<RowScorer> scorer_;  // made for the first step with scored rows: most servers have none

@@ -80,14 +80,18 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   if (num_host_cache_blocks > 0 && !HostCacheScheduler::pays(options.scheduler, runner->cache().block_size)) {
     common::print_note("--host-cache keeps nothing: computing a block again takes less time than moving it");
   }
+  const int num_undivided = runner->cache().num_blocks;
   std::unique_ptr<Engine> engine = make_speculating_engine(model, options, std::move(runner), num_drafts, clock,
                                                            std::nullopt, num_host_cache_blocks);
   if (const common::WindowPoolFigures windows = window_pool_figures(*engine);
       windows.num_blocks > 0 && !options.num_slots.has_value()) {
-    const int block_size = engine->cache().block_size;
+    const CacheSize& size = engine->cache();
+    const auto slots = [&](std::int64_t num_blocks) { return common::format_count(num_blocks * size.block_size); };
     common::print_note("layers that see " + common::format_count(model.config().window) + " tokens have " +
-                       common::format_count(std::int64_t{windows.num_blocks} * block_size) +
-                       " slots: the cache takes " + common::format_bytes(windows.bytes_saved) + " less");
+                       slots(windows.num_blocks) + " slots: " +
+                       (size.num_blocks > num_undivided
+                            ? "so the others have " + slots(size.num_blocks) + " in the same memory"
+                            : "the cache takes " + common::format_bytes(windows.bytes_saved) + " less"));
   }
   return engine;
 }

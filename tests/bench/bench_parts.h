@@ -32,6 +32,7 @@ void print_ragged_speed(std::ostream& output);
 void print_chunk_speed(std::ostream& output);
 void print_mixed_speed(std::ostream& output);
 void print_shared_speed(std::ostream& output);
+void print_window_speed(std::ostream& output);
 void print_cache_speed(std::ostream& output);
 void print_sampling_speed(std::ostream& output);
 void print_product_speed(std::ostream& output);
@@ -46,6 +47,7 @@ struct Prompts {
   int num_sets = 1;        // of pages, used in turn: enough of them, and none is found in the L2 cache
   int num_decodes = 0;     // sequences of one new token each that stand before these
   int decode_context = 0;  // the tokens that each of them sees
+  int window = 0;          // how many tokens a query sees at most; 0: all
 };
 struct PromptStep;  // stage7_cuda_kernel/ladder/prompt_ladder.h
 struct PromptTiming {

@@ -111,8 +111,10 @@ std::vector<int> lengths_of(const BenchCell& cell) {
 }
 
 std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCell& cell) {
-  const std::vector<int> lengths = lengths_of(cell);
-  const std::int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  std::int64_t num_tokens = 0;
+  for (const int length : lengths_of(cell)) {
+    num_tokens += cell.window > 0 ? std::min(length, cell.window) : length;
+  }
   const int row_bytes = shape.type == ScalarType::kFloat8 ? shape.head_dim + 1 : 2 * shape.head_dim;
   return 2 * num_tokens * shape.num_kv_heads * row_bytes;  // K and V
 }
@@ -220,7 +222,8 @@ ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCe
             .context_lengths = lengths_.data(),
             .block_tables = tables_.data(),
             .table_starts = table_starts_.data(),
-            .max_blocks_per_sequence = max_blocks};
+            .max_blocks_per_sequence = max_blocks,
+            .window = cell.window};
 }
 
 Pages ColdBatches::contiguous(int set) const {

@@ -26,6 +26,7 @@ std::string name_of(const HeadShape& shape);  // "32/8 x 128", and the block siz
 struct BenchCell {
   int batch = 1;
   int context = 0;  // 0: ragged
+  int window = 0;   // of which a call sees the last tokens; 0: all
 };
 
 std::string name_of(const BenchCell& cell);  // "8x1024", "32xragged"

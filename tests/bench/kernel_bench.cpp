@@ -25,9 +25,11 @@ double print_machine(const common::Stream& stream, const Pool& pool, std::ostrea
 
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options) {
   if (which != "decode" && which != "ragged" && which != "chunks" && which != "mixed" && which != "cache" &&
-      which != "shared" && which != "float8" && which != "sampling" && which != "products" && which != "all") {
+      which != "shared" && which != "windows" && which != "float8" && which != "sampling" && which != "products" &&
+      which != "all") {
     throw common::InputError(
-        "kernels to measure are decode, ragged, chunks, mixed, shared, cache, float8, sampling, products or all, not " +
+        "kernels to measure are decode, ragged, chunks, mixed, shared, windows, cache, float8, sampling, products or "
+        "all, not " +
         which);
   }
   if (!common::has_cuda_device()) {
@@ -47,6 +49,9 @@ void print_kernel_speed(const std::string& which, std::ostream& output, const Ke
   }
   if (which == "shared") {
     print_shared_speed(output);
+  }
+  if (which == "windows") {
+    print_window_speed(output);
   }
   if (which == "cache" || which == "all") {
     print_cache_speed(output);

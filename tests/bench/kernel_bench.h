@@ -23,7 +23,7 @@ struct KernelBenchOptions {
 void print_ladder(std::ostream& output, const KernelBenchOptions& options = {});
 
 // which: decode, ragged, cache, chunks, mixed (decodes beside a chunk), shared (prefixes of decodes, read
-// once or for each), float8 (its attention beside bfloat16's),
+// once or for each), windows (beside whole contexts, and contexts as short), float8 (its attention beside bfloat16's),
 // sampling (of tokens), products (of a layer), or all: the first three.
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options = {});
 

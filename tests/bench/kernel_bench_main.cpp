@@ -11,12 +11,12 @@ int main(int argc, char** argv) {
   std::string which;
   app.add_option("kernels", which,
                  "decode, ragged, cache, chunks (after a cached prefix), mixed (decodes beside a chunk), shared "
-                 "(prefixes of decodes), float8 "
+                 "(prefixes of decodes), windows (of a model's layers), float8 "
                  "(beside bfloat16), sampling (of tokens), products (of a layer), ladder (from naive to the one in "
                  "use), or all of the first three")
       ->required()
-      ->check(CLI::IsMember({"decode", "ragged", "cache", "chunks", "mixed", "shared", "float8", "sampling", "products",
-                             "ladder", "all"}));
+      ->check(CLI::IsMember({"decode", "ragged", "cache", "chunks", "mixed", "shared", "windows", "float8", "sampling",
+                             "products", "ladder", "all"}));
   stage7::KernelBenchOptions options;
   app.add_option("--cell", options.cell, "for decode and ladder: this batch and context only, as 8x1024");
   CLI11_PARSE(app, argc, argv);

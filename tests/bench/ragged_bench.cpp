@@ -133,7 +133,8 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
                           .context_lengths = device_contexts.data(),
                           .block_tables = device_tables.data(),
                           .table_starts = device_table_starts.data(),
-                          .max_blocks_per_sequence = max_blocks};
+                          .max_blocks_per_sequence = max_blocks,
+                          .window = row.window};
   const StepArrays mixed{.batch = batch,
                          .num_decodes = row.num_decodes,
                          .num_tokens = starts.back(),

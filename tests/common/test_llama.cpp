@@ -376,6 +376,12 @@ TEST_CASE("Gemma 3 against float64", "[llama][windows]") {
     tiny.scaling = "linear";
     check_against_float64(tiny);
   }
+  SECTION("with rotations slowed and scaled in layers that see all") {
+    tiny.scaling = "yarn";
+    tiny.freq_base = 10000.0F;
+    tiny.trained_length = 16;
+    check_against_float64(tiny);
+  }
   SECTION("another base of rotations in layers with a window") {
     const Bytes bytes = tiny.builder().add("gemma3.rope.freq_base_swa", 500.0F).build();
     Random random(3);

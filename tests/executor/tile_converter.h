@@ -16,6 +16,7 @@ struct LoadedTokens {
   const int* table;
   int kv_head;
   int first_token;  // a multiple of 128
+  int num_hidden;   // less than 128: blocks that end before first_token + num_hidden are not read
   int num_seen;
   int times;
   // [num_seen - first_token, head_dim]: what consumers find in the rings, the last time.

@@ -1,6 +1,7 @@
 // production/'s decode attention against float64 on the same rounded inputs, over everything that callers may choose.
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_hand_worked.h"
@@ -10,7 +11,9 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
+#include "common/paged/decode_plan.h"
 #include "common/paged/decode_ring.h"
+#include "common/paged/decode_shape.h"
 // clang-format on
 
 namespace {
@@ -40,6 +43,21 @@ void check_new_rows(const GpuBatch& batch, const std::vector<float>& expected,
   CHECK(appended.pages_are_equal);
 }
 
+// How many tiles all shares of the plan have together.
+int planned_tiles(const GpuBatch& batch) {
+  const common::PageShape& shape = batch.shape();
+  const common::DeviceArray<std::byte> memory(common::decode_workspace_bytes(shape, batch.batch()));
+  common::plan_decode(shape, batch.batch(), memory.data(), batch.stream.get());
+  batch.stream.synchronize();
+  const common::DecodeShape decode = common::decode_shape(shape, batch.batch(), {});
+  const common::DecodeWorkspace workspace = common::decode_workspace(memory.data(), decode.num_workers, decode.group,
+                                                                     shape.head_dim, batch.batch().num_sequences);
+  std::vector<common::TileRange> shares(static_cast<std::size_t>(decode.num_workers));
+  CUDA_CHECK(cudaMemcpy(shares.data(), workspace.shares, shares.size() * sizeof(shares[0]), cudaMemcpyDeviceToHost));
+  return std::accumulate(shares.begin(), shares.end(), 0,
+                         [](int sum, const common::TileRange& share) { return sum + share.num_tiles; });
+}
+
 }  // namespace
 
 TEST_CASE("Decode attention: weights 1 and 3, computed by hand", "[gpu]") {
@@ -63,6 +81,77 @@ TEST_CASE("Decode attention: every type, head_dim, group and block size (stage 7
     CHECK(batch.check(result) == tests::kNoDifference);
     check_new_rows(batch, result);
   }
+}
+
+TEST_CASE("Decode attention: a query sees its window, and nothing in front of it is read", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
+  for (const int group : tests::some_of({3}, {1, 4, 9, 16})) {
+    for (const int window : tests::some_of({1, 17}, {1, 7, 16, 17, 24, 64, 100, 257, 300})) {
+      CAPTURE(tests::name_of(type), head_dim, block_size, group, window);
+      BatchSpec spec = boundary_batch(type, head_dim, block_size, group);
+      spec.window = window;
+      GpuBatch batch(spec);
+      const std::vector<float> result = batch.decode();
+      CHECK(batch.check(result) == tests::kNoDifference);
+      check_new_rows(batch, result);
+    }
+  }
+}
+
+TEST_CASE("Decode attention: a window in blocks of all sizes, however the work is cut", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int block_size = GENERATE(8, 32, 64);
+  const int window = GENERATE(from_range(tests::some_of({4, 40}, {1, 4, 9, 16, 40, 129, 512})));
+  if (type == ScalarType::kFloat8 && block_size == 8) {
+    return;  // there are no such pages
+  }
+  // Lengths for which windows begin in front of, at and behind the borders of blocks and of tiles.
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 3,
+                  .group = tests::kOnExecutor ? 9 : 4,
+                  .head_dim = 64,
+                  .block_size = block_size,
+                  .window = window,
+                  .context_lengths = tests::some_of({70, 1, 0, 44, 68, 45, 0},
+                                                    {700, 1, 0, 2000, 33, 16, 1024, 512, 529, 520, 521, 528, 0}),
+                  .query_lengths = {}});
+  for (const int num_workers : tests::some_of({1, 3, 40}, {1, 2, 3, 7, 40, 132, 264, 1000})) {
+    CAPTURE(tests::name_of(type), block_size, window, num_workers);
+    const std::vector<float> once = batch.decode({.num_workers = num_workers});
+    CHECK(batch.check(once) == tests::kNoDifference);
+    const std::vector<float> again = batch.decode({.num_workers = num_workers}, tests::kOnExecutor ? 1 : 5);
+    CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
+  }
+}
+
+TEST_CASE("Decode attention: a long context costs what its window costs", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Equal lengths, lengths that differ, and a head for each warp: the plan cuts each in its way.
+  const auto many = static_cast<std::size_t>(12 * common::device_limits().num_multiprocessors);
+  const auto lengths =
+      GENERATE_COPY(std::vector<int>{1600, 1600}, std::vector<int>{1600, 48, 0, 700, 90}, std::vector<int>(many, 100));
+  const int window = 64;
+  std::vector<int> seen = lengths;
+  int num_split = 0;  // windows that begin within a tile reach into one tile more
+  for (int& length : seen) {
+    num_split += length > window && length % 16 != 0 ? 1 : 0;
+    length = std::min(length, window);
+  }
+  BatchSpec spec{
+      .num_kv_heads = 1, .group = 1, .head_dim = 32, .window = window, .context_lengths = lengths, .query_lengths = {}};
+  const GpuBatch batch(spec);
+  spec.window = 0;
+  spec.context_lengths = seen;
+  const GpuBatch short_batch(spec);
+  CHECK(planned_tiles(batch) == planned_tiles(short_batch) + num_split);
 }
 
 TEST_CASE("Decode attention: a new row without a slot is seen and not stored", "[gpu]") {
@@ -274,11 +363,13 @@ TEST_CASE("Decode attention: as many heads as warps (stage 7, invariant 4)", "[g
   const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(from_range(tests::some_of({64}, {32, 64, 96, 128, 256})));
   const int group = GENERATE(3, 16);
-  CAPTURE(tests::name_of(type), head_dim, group);
+  const int window = GENERATE(0, 33);
+  CAPTURE(tests::name_of(type), head_dim, group, window);
   GpuBatch batch({.type = type,
                   .num_kv_heads = 8,
                   .group = group,
                   .head_dim = head_dim,
+                  .window = window,
                   .context_lengths = {70, 80, 65, 0, 79, 80, 66, 70, 71, 72, 73},
                   .query_lengths = {}});
   for (const int num_workers : {1, 2}) {

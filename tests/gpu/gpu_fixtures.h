@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -64,6 +65,9 @@ inline std::vector<BadBatch> bad_batches() {
           {"no tables", false, false, [](Pages&, BatchArrays& batch) { batch.block_tables = nullptr; }},
           {"no table starts", false, false, [](Pages&, BatchArrays& batch) { batch.table_starts = nullptr; }},
           {"empty tables", false, false, [](Pages&, BatchArrays& batch) { batch.max_blocks_per_sequence = 0; }},
+          {"negative window", false, false, [](Pages&, BatchArrays& batch) { batch.window = -1; }},
+          {"window beyond all contexts", false, false,
+           [](Pages&, BatchArrays& batch) { batch.window = std::numeric_limits<int>::max(); }},
           {"no keys", true, false, [](Pages& pages, BatchArrays&) { pages.keys = nullptr; }},
           {"keys off by two bytes", true, false, [](Pages& pages, BatchArrays&) { pages.keys = off_by_2(pages.keys); }},
           {"no values", true, false, [](Pages& pages, BatchArrays&) { pages.values = nullptr; }},
@@ -77,6 +81,7 @@ struct BatchSpec {
   int group = 4;
   int head_dim = 128;
   int block_size = 16;
+  int window = 0;
   std::vector<int> context_lengths;
   std::vector<int> query_lengths;  // empty: one query for each sequence (decode)
   int first_block = 0;             // lower blocks are never used: for pools beyond 2^31 elements
@@ -88,7 +93,8 @@ struct BatchSpec {
       {};  // of each, the first sequence's blocks are the others' first blocks too
 };
 
-// A batch with K and V written into shuffled pages.
+// A batch with K and V written into shuffled pages. What lies in front of the window of a sequence's first query is not
+// there: its slots hold NaN, and its whole blocks are not in the table.
 class GpuBatch : public PagedBatch {
  public:
   explicit GpuBatch(BatchSpec spec);
@@ -99,6 +105,12 @@ class GpuBatch : public PagedBatch {
  private:
   std::size_t kv_columns() const {
     return static_cast<std::size_t>(spec_.num_kv_heads) * static_cast<std::size_t>(spec_.head_dim);
+  }
+
+  // How many of the sequence's tokens no query sees.
+  int num_hidden(std::size_t sequence) const {
+    const int seen_by_first = spec_.context_lengths[sequence] - std::max(1, spec_.query_lengths[sequence]) + 1;
+    return spec_.window > 0 ? std::max(0, seen_by_first - spec_.window) : 0;
   }
 
   // The sequence whose first blocks are also this one's, and how many they are.
@@ -147,8 +159,9 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
     starts_.push_back(starts_.back() + (decode ? 1 : spec_.query_lengths[s]));
   }
   // The last sequence's table comes first. The entry after the end of a table points outside the pool: no kernel may
-  // follow it.
-  std::vector<int> tables(static_cast<std::size_t>(num_blocks + num_sequences), 1 << 30);
+  // follow it. Nor the entries of blocks that are hidden.
+  constexpr int kOutside = 1 << 30;
+  std::vector<int> tables(static_cast<std::size_t>(num_blocks + num_sequences), kOutside);
   std::vector<int> table_starts(spec_.context_lengths.size());
   int table_end = static_cast<int>(tables.size());
   const std::vector<int> order = shuffled(num_blocks + 3, random);
@@ -172,8 +185,11 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
       table[i] = spec_.first_block + (spec_.in_order ? static_cast<int>(next) : order[next]);
       ++next;
     }
+    const int hidden = num_hidden(s);
+    std::fill_n(table, hidden / spec_.block_size, kOutside);
     for (int position = 0; position < length; ++position) {
-      slots.push_back(table[position / spec_.block_size] * spec_.block_size + position % spec_.block_size);
+      slots.push_back(
+          position < hidden ? -1 : table[position / spec_.block_size] * spec_.block_size + position % spec_.block_size);
     }
     const std::size_t size = static_cast<std::size_t>(length) * kv_columns();
     std::vector<float> keys = random_values(size, random);
@@ -184,10 +200,12 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
     for (std::size_t i = 0; !spec_.score_shifts.empty() && i < size; i += static_cast<std::size_t>(spec_.head_dim)) {
       keys[i] = spec_.score_shifts[i / kv_columns() % spec_.score_shifts.size()] / shift_of_one;
     }
-    // The first and the last token count as much as all others together, so that a result without them stands out.
+    // The first and the last token that are seen count as much as all others together, so that a result without them
+    // stands out.
+    const std::size_t first = static_cast<std::size_t>(hidden) * kv_columns();
     for (std::size_t i = 0; i < std::min(size, kv_columns()); ++i) {
-      values[i] *= std::sqrt(static_cast<float>(length));
-      values[size - 1 - i] *= std::sqrt(static_cast<float>(length));
+      values[first + i] *= std::sqrt(static_cast<float>(length - hidden));
+      values[size - 1 - i] *= std::sqrt(static_cast<float>(length - hidden));
     }
     const std::size_t shared_size = static_cast<std::size_t>(num_shared * spec_.block_size) * kv_columns();
     std::copy_n(all_keys.begin() + begins[source], shared_size, keys.begin());
@@ -215,6 +233,7 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
        .block_tables = tables,
        .table_starts = table_starts,
        .max_blocks = max_blocks,
+       .window = spec_.window,
        .query_starts = starts_,
        .slots = slots,
        .keys = all_keys,
@@ -278,7 +297,7 @@ inline std::string GpuBatch::check(const std::vector<float>& result) {
           view(host_queries_.data() + static_cast<std::size_t>(starts_[s]) * columns, num_queries, columns),
           view(host_keys_[s].data(), static_cast<std::size_t>(length), kv_columns()),
           view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch().num_heads,
-          spec_.num_kv_heads, spec_.head_dim);
+          spec_.num_kv_heads, spec_.head_dim, spec_.window);
     }
     for (std::size_t q = 0; q < num_queries; ++q) {
       const std::string place = "sequence " + std::to_string(s) + " (" + std::to_string(length) + " tokens), query " +
@@ -287,11 +306,12 @@ inline std::string GpuBatch::check(const std::vector<float>& result) {
       if (const auto missing = std::count_if(row.begin(), row.end(), is_unwritten); missing > 0) {
         return place + std::to_string(missing) + " of " + std::to_string(columns) + " outputs were not written";
       }
-      const auto visible = static_cast<double>(static_cast<std::size_t>(length) - num_queries + q + 1);
+      const int seen = length - static_cast<int>(num_queries - q) + 1;
+      const auto visible = static_cast<double>(seen - batch().num_hidden(seen));
       tests::Tolerance tolerance = tolerance_of(spec_.type, visible);
       tolerance.absolute *= *std::max_element(spec_.value_sizes.begin(), spec_.value_sizes.end());
       tolerance.absolute *=
-          std::sqrt(static_cast<double>(length) / visible);  // heavy for the length, not for `visible`
+          std::sqrt((length - num_hidden(s)) / visible);  // heavy for all tokens that are seen, not for `visible`
       const std::string difference = tests::compare(row, std::span(expected).subspan(q * columns, columns), tolerance);
       if (!difference.empty()) {
         return place + difference;

@@ -79,6 +79,37 @@ TEST_CASE("Paged attention: every type, head_dim, group and block size, decodes 
   }
 }
 
+TEST_CASE("Paged attention: sliding windows, or a refusal before anything is launched", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int window = GENERATE(1, 21, 300);
+  CAPTURE(table.name, tests::name_of(type), window);
+  if (!serves(table, type, 4)) {
+    return;
+  }
+  // Decodes; then a prompt, and a chunk that begins in front of its first token's window.
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 2,
+                  .group = 4,
+                  .window = window,
+                  .context_lengths = {1, 100, 17, 65, 70},
+                  .query_lengths = {1, 1, 1, 65, 33}});
+  if (table.kernels->has_windows()) {
+    check_step(batch, table, 3);
+    return;
+  }
+  const common::StepArrays step = batch.step(3);
+  CHECK_THROWS_AS(table.kernels->workspace_bytes(batch.shape(), step), common::CheckError);
+  CHECK_THROWS_AS(table.kernels->plan(batch.shape(), step, {}, batch.stream.get()), common::CheckError);
+  CHECK_THROWS_AS(table.kernels->attend(batch.pages_of(*table.kernels), step, {.queries = batch.queries.data()},
+                                        batch.output.data(), {}, batch.stream.get()),
+                  common::CheckError);
+  CHECK(tests::is_poisoned(batch.output));
+}
+
 TEST_CASE("Paged attention: long contexts", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

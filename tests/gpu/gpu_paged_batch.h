@@ -20,8 +20,9 @@ struct BatchContents {
   std::vector<int> block_tables;  // in any order, with gaps allowed
   std::vector<int> table_starts;  // [num_sequences]
   int max_blocks = 0;
+  int window = 0;
   std::vector<int> query_starts;
-  std::vector<int> slots;     // of all cached tokens, sequence by sequence
+  std::vector<int> slots;     // of all cached tokens, sequence by sequence; -1: the pages do not have the token
   std::vector<float> keys;    // [slots.size(), num_kv_heads * head_dim]
   std::vector<float> values;  // [slots.size(), num_kv_heads * head_dim]
   std::vector<float> queries;
@@ -110,7 +111,8 @@ inline void PagedBatch::put(const BatchContents& contents) {
             .context_lengths = context_lengths_.data(),
             .block_tables = block_tables_.data(),
             .table_starts = table_starts_.data(),
-            .max_blocks_per_sequence = contents.max_blocks};
+            .max_blocks_per_sequence = contents.max_blocks,
+            .window = contents.window};
   const ScalarType type = common::row_type(shape.type);
   queries = common::DeviceArray<std::byte>(to_bytes(contents.queries, type));
   output = poisoned(static_cast<std::int64_t>(contents.queries.size()), type);

@@ -1,5 +1,6 @@
 // production/'s ragged causal attention against float64 on the same rounded inputs.
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "tests/gpu/gpu_fixtures.h"
@@ -14,13 +15,16 @@
 namespace {
 
 using common::RaggedKernel;
+using tests::BatchSpec;
 using tests::GpuBatch;
 using tests::ScalarType;
 
-// How many tasks the plan makes of the batch, parts of contexts counted, and how many contexts of tasks it cuts.
+// How many tasks the plan makes of the batch, parts of contexts counted, how many contexts of tasks it cuts, and how
+// many tokens all tasks read.
 struct Tasks {
   int num_tasks;
   int num_merges;
+  int num_tokens;
 };
 Tasks planned(const GpuBatch& batch) {
   const common::PageShape& shape = batch.shape();
@@ -32,7 +36,12 @@ Tasks planned(const GpuBatch& batch) {
       common::ragged_workspace(memory.data(), shape, batch.batch(), batch.num_tokens());
   common::RaggedQueue queue{};
   CUDA_CHECK(cudaMemcpy(&queue, workspace.queue, sizeof(queue), cudaMemcpyDeviceToHost));
-  return {queue.num_tasks, queue.num_merges};
+  std::vector<common::RaggedTask> tasks(static_cast<std::size_t>(queue.num_tasks));
+  CUDA_CHECK(cudaMemcpy(tasks.data(), workspace.tasks, tasks.size() * sizeof(tasks[0]), cudaMemcpyDeviceToHost));
+  return {queue.num_tasks, queue.num_merges,
+          std::accumulate(tasks.begin(), tasks.end(), 0, [](int sum, const common::RaggedTask& task) {
+            return sum + task.end_token - task.first_token;
+          })};
 }
 
 }  // namespace
@@ -63,6 +72,86 @@ TEST_CASE("Ragged attention: every type, head_dim, group and block size (stage 7
                     .query_lengths = {65, 1, 0, 40, 1, 64, 0, 2, 32},
                     .seed = static_cast<unsigned>(group)});
     CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
+  }
+}
+
+TEST_CASE("Ragged attention: queries see their windows, and nothing in front of the first is read", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
+  for (const int group : tests::some_of({3}, {1, 4, 16})) {
+    for (const int window : tests::some_of({1, 65}, {1, 7, 21, 32, 64, 65, 128, 129, 250, 400})) {
+      // Whole prompts, chunks that begin in front of, at and behind the window of the first token, and single tokens.
+      GpuBatch batch({.type = type,
+                      .num_kv_heads = 2,
+                      .group = group,
+                      .head_dim = head_dim,
+                      .block_size = block_size,
+                      .window = window,
+                      .context_lengths = {65, 1, 0, 130, 63, 164, 100, 17, 133, 257},
+                      .query_lengths = {65, 1, 0, 40, 1, 64, 0, 2, 33, 9},
+                      .seed = static_cast<unsigned>(group)});
+      CAPTURE(tests::name_of(type), head_dim, block_size, group, window);
+      CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
+    }
+  }
+}
+
+TEST_CASE("Ragged attention: windows, however contexts are cut, by each kernel", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 128, 256})));
+  const int block_size = GENERATE(from_range(tests::some_of({8, 64}, {8, 16, 64})));
+  const int window = GENERATE(from_range(tests::some_of({30, 150}, {30, 128, 300, 1000})));
+  if (type == ScalarType::kFloat8 && block_size == 8) {
+    return;  // there are no such pages
+  }
+  // Windows of a task's rows begin in several tiles, and rows see nothing of some parts. Of the longest, most tiles lie
+  // between where windows begin and where they end.
+  for (const int group : tests::some_of({1}, {1, 8})) {
+    GpuBatch batch({.type = type,
+                    .num_kv_heads = 2,
+                    .group = group,
+                    .head_dim = head_dim,
+                    .block_size = block_size,
+                    .window = window,
+                    .context_lengths = tests::some_of({260, 0, 180, 300}, {129, 0, 260, 383, 385, 641, 1, 1500, 900}),
+                    .query_lengths = tests::some_of({140, 0, 2, 20}, {2, 0, 200, 1, 2, 40, 1, 300, 900})});
+    for (const int part_tokens : tests::some_of({128, 1 << 20}, {0, 128, 256, 1 << 20})) {
+      for (const RaggedKernel kernel : {RaggedKernel::kShort, RaggedKernel::kWide, RaggedKernel::kChosen}) {
+        if (tests::kOnExecutor && kernel == RaggedKernel::kChosen) {
+          continue;  // it is one of the others
+        }
+        CAPTURE(tests::name_of(type), head_dim, block_size, window, group, part_tokens, static_cast<int>(kernel));
+        const std::vector<float> result = batch.ragged({kernel, part_tokens});
+        CHECK(batch.check(result) == tests::kNoDifference);
+        CHECK(batch.ragged({kernel, part_tokens}, 2) == result);
+      }
+    }
+  }
+}
+
+TEST_CASE("Ragged attention: a long context costs what its window costs", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int past = GENERATE(2000, 2001, 2100);
+  const int window = GENERATE(5, 128, 400);
+  BatchSpec spec{.num_kv_heads = 2,
+                 .group = 4,
+                 .head_dim = 64,
+                 .window = window,
+                 .context_lengths = {past + 8},
+                 .query_lengths = {8}};
+  // One task, in parts or not: its first row's window, the other seven tokens, and less than a tile in front.
+  const Tasks tasks = planned(GpuBatch(spec));
+  CHECK(tasks.num_tokens >= window + 7);
+  CHECK(tasks.num_tokens < window + 7 + 128);
+  if (window <= 128) {
+    CHECK(tasks.num_merges == 0);
   }
 }
 

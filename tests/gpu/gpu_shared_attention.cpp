@@ -109,6 +109,16 @@ TEST_CASE("Shared reading: every head_dim, group and block size", "[gpu]") {
   CHECK(count == 6);
 }
 
+TEST_CASE("Shared reading: in a layer with a window, each sequence reads alone", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // The plan is another layer's: what it would read together is not there.
+  const int count =
+      check_shared({.window = 60, .context_lengths = {193, 170, 209}, .query_lengths = {}, .shared = {{{0, 1, 2}, 6}}});
+  CHECK(count > 0);
+}
+
 TEST_CASE("Shared reading: a prefix in many parts, and more rows than a task has", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

@@ -25,6 +25,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
 #include "tests/support/stage_api.h"
+#include "tests/support/tiny_llama.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
@@ -254,6 +255,68 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
     // each part of a sum once more.
     CAPTURE(error_of_one, error_of_two);
     CHECK(std::sqrt(error_of_two) <= 1.5 * std::sqrt(error_of_one) + 2e-3);
+  }
+}
+
+TEST_CASE("One GPU or two: what Gemma's layers add is normalised as a whole") {
+  const int num_gpus = GENERATE(1, 2);
+  if (const std::string reason = NcclGroup::unsupported(num_gpus); !reason.empty()) {
+    SKIP_TEST(reason);
+  }
+  tests::TinyModel tiny;
+  tiny.architecture = "gemma3";
+  tiny.vocab_size = 2048;  // of some_tokens()
+  tiny.hidden_size = 64;
+  tiny.num_heads = 4;
+  tiny.head_dim = 32;
+  tiny.feed_forward_size = 208;
+  tiny.write_head_dim = true;
+  tiny.spread = 0.8;
+  tests::add_layer_kinds(tiny);
+  const tests::Bytes bytes = tiny.builder().build();
+  const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
+  const common::Llama model(file);
+  const stage::KvCacheShape shape{.num_layers = tiny.num_layers,
+                                  .num_blocks = 4,
+                                  .block_size = 16,
+                                  .num_heads = tiny.num_heads,
+                                  .num_kv_heads = tiny.num_kv_heads,
+                                  .head_dim = tiny.head_dim};
+  std::vector<int> table(4);
+  std::iota(table.begin(), table.end(), 0);
+  tests::BuiltRunner exact(model, shape, {}, 48, 8);
+  for (const common::Precision precision : {common::Precision::kFloat32, common::Precision::kBFloat16}) {
+    for (const stage::AllReduce all_reduce : {stage::AllReduce::kNccl, stage::AllReduce::kPeer}) {
+      stage::GpuOptions options{.types = {.precision = precision}};
+      tests::BuiltRunner whole(model, shape, options, 48, 8);
+      options.tensor_parallel = num_gpus;
+      options.all_reduce = all_reduce;
+      stage::TensorParallelRunner shared(model, shape, options, 48, 8, tests::built_kernels(options));
+      double error_of_whole = 0.0;  // squared
+      double error_of_shared = 0.0;
+      int length = 0;
+      // In float32 the library's products, and one token's. In bfloat16 wide tiles, and few tokens' by rows.
+      for (const int count : {40, 9, 1, 1, 3}) {
+        std::vector<int> positions(static_cast<std::size_t>(count));
+        std::iota(positions.begin(), positions.end(), length);
+        length += count;
+        const stage::RaggedBatch step = make_step(some_tokens(count, length), {}, positions, positions, {0, count},
+                                                  {length}, table, {0, 4}, {count - 1});
+        exact.enqueue(step);
+        whole.enqueue(step);
+        shared.enqueue(step);
+        const Matrix exact_logits = exact.logits();
+        const Matrix logits = shared.logits();
+        CAPTURE(num_gpus, static_cast<int>(precision), static_cast<int>(all_reduce), length);
+        if (precision == common::Precision::kFloat32) {
+          CHECK(compare(logits, exact_logits, 2e-3F) == kNoDifference);
+        }
+        error_of_whole += (whole.logits() - exact_logits).squaredNorm();
+        error_of_shared += (logits - exact_logits).squaredNorm();
+      }
+      CAPTURE(error_of_whole, error_of_shared);
+      CHECK(std::sqrt(error_of_shared) <= 1.5 * std::sqrt(error_of_whole) + 2e-3);
+    }
   }
 }
 

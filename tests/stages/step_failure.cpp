@@ -97,8 +97,8 @@ class WindowsRunner : public LateRunner, public stage::SeparateWindows {
     return step;
   }
 
-  std::shared_ptr<stage::LocalPool> separate_windows(int /*num_parts*/) override {
-    std::shared_ptr<stage::LocalPool> pool = cpu_.separate_windows(num_parts_);
+  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/) override {
+    std::shared_ptr<stage::LocalPool> pool = cpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
     cpu_.local_cache().fill(std::numeric_limits<float>::quiet_NaN());
     return pool;
   }

@@ -42,7 +42,7 @@ inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCach
     }
   }
   int num_used = 0;
-  for (int part = 0; part < size.num_blocks; ++part) {
+  for (int part = 0; part < size.max_parts; ++part) {
     const std::vector<int>& users = blocks[static_cast<std::size_t>(part)];
     num_used += users.empty() ? 0 : 1;
     if (users.empty() != pool.is_free(part)) {
@@ -88,8 +88,9 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
   PoisoningRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
       : inner_(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
 
-  std::shared_ptr<stage::LocalPool> separate_windows(int num_parts) override {
-    local_pool_ = cpu_.separate_windows(num_parts_ > 0 ? num_parts_ : num_parts);
+  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& num_parts) override {
+    local_pool_ =
+        cpu_.separate_windows([&](int num_blocks) { return num_parts_ > 0 ? num_parts_ : num_parts(num_blocks); });
     if (local_pool_ != nullptr) {
       cpu_.local_cache().fill(std::numeric_limits<float>::quiet_NaN());
       cpu_.kv_cache().fill(std::numeric_limits<float>::quiet_NaN());
@@ -115,7 +116,8 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
     }
     max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
     // A part that is free may still be copied.
-    for (int part = 0; local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < cache().num_blocks;
+    for (int part = 0;
+         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
          ++part) {
       if (local_pool_->is_free(part)) {
         poison(cpu_.local_cache(), part);

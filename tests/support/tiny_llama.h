@@ -159,7 +159,7 @@ class SlowLlama {
   }
 
   // Turns each pair of each head by position * frequency i. Llama's pairs are (2i, 2i + 1), the others' (i, i + half).
-  // Gemma's layers with windows have frequencies of their own.
+  // Gemma's layers with windows have frequencies of their own, which are neither slowed nor scaled.
   Vector rotated(const Vector& x, int layer, int position) const {
     const bool is_local = is_gemma_ && !sees_all(layer);
     const double local_base = is_local ? file_.get_float(key("rope.freq_base_swa"), 10000.0) : 0.0;
@@ -172,8 +172,9 @@ class SlowLlama {
         const double angle = position * frequency;
         const std::size_t first = head + (architecture_ == "llama" ? 2 * i : i);
         const std::size_t second = architecture_ == "llama" ? first + 1 : first + half;
-        result[first] = rotation_scale_ * (x[first] * std::cos(angle) - x[second] * std::sin(angle));
-        result[second] = rotation_scale_ * (x[first] * std::sin(angle) + x[second] * std::cos(angle));
+        const double scale = is_local ? 1.0 : rotation_scale_;
+        result[first] = scale * (x[first] * std::cos(angle) - x[second] * std::sin(angle));
+        result[second] = scale * (x[first] * std::sin(angle) + x[second] * std::cos(angle));
       }
     }
     return result;
@@ -405,6 +406,15 @@ struct TinyModel {
   }
 };
 
+// Of Gemma's layers, every second one rotates as those do that see all tokens, and the others as those with a window,
+// which is so long that it hides nothing.
+inline void add_layer_kinds(TinyModel& model) {
+  if (model.architecture == "gemma3") {
+    model.window = 1024;
+    model.global_period = 2;
+  }
+}
+
 // Sizes that no kernel's tiles divide evenly, and float8 weights.
 inline TinyModel uneven_float8_model(const std::string& architecture, int feed_forward_size) {
   TinyModel model;
@@ -418,6 +428,7 @@ inline TinyModel uneven_float8_model(const std::string& architecture, int feed_f
   model.write_head_dim = true;
   model.spread = 0.8;
   model.float8 = true;
+  add_layer_kinds(model);
   return model;
 }
 

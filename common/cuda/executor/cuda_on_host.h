@@ -141,6 +141,10 @@ T __ldcs(const T* from) {
   return *from;
 }
 template <typename T>
+T __ldcv(const T* from) {
+  return *from;
+}
+template <typename T>
 T __ldg(const T* from) {
   return *from;
 }
@@ -175,6 +179,7 @@ T atomicExch(T* to, std::type_identity_t<T> x) {
   return before;
 }
 inline void __threadfence() {}
+inline void __threadfence_system() {}
 
 inline void __syncthreads() { common::executor::synchronize_block(); }
 inline void __syncwarp(unsigned mask = ~0U) { common::executor::synchronize_warp(mask); }
@@ -241,6 +246,11 @@ inline __nv_bfloat16 __float2bfloat16_rn(float x) {
 }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+}
+inline __nv_bfloat162 __float2bfloat162_rn(float x) { return __floats2bfloat162_rn(x, x); }
+inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return __floats2bfloat162_rn(__bfloat162float(a.x) * __bfloat162float(b.x),
+                               __bfloat162float(a.y) * __bfloat162float(b.y));
 }
 inline float2 __bfloat1622float2(__nv_bfloat162 pair) { return {__bfloat162float(pair.x), __bfloat162float(pair.y)}; }
 

@@ -165,6 +165,8 @@ inline void store_once(uint4* to, uint4 x, CachePolicy /*policy*/) { *to = x; }
 inline uint4 load_past_l1(const void* from) { return *static_cast<const uint4*>(from); }
 inline uint4 load_streaming(const uint4* from) { return *from; }
 inline void prefetch_to_l2(const void* /*from*/) {}
+inline void store_release_system(unsigned* to, unsigned x) { *to = x; }
+inline unsigned load_acquire_system(const unsigned* from) { return *from; }
 inline void store_two_words_system(uint4* to, uint4 x) { *to = x; }
 inline uint4 load_two_words_system(const uint4* from) { return *from; }
 

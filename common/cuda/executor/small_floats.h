@@ -84,6 +84,7 @@ inline float2 __half22float2(__half2 pair) {
   return {common::executor::float_of_half(pair.x.bits), common::executor::float_of_half(pair.y.bits)};
 }
 
+using __nv_fp8_storage_t = std::uint8_t;
 using __nv_fp8x2_storage_t = std::uint16_t;
 enum __nv_saturation_t { __NV_SATFINITE };
 enum __nv_fp8_interpretation_t { __NV_E4M3 };
@@ -91,6 +92,10 @@ inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t
                                                      __nv_fp8_interpretation_t /*kind*/) {
   const unsigned high = common::executor::float8_of_float(x.y);
   return static_cast<__nv_fp8x2_storage_t>(high << 8U | common::executor::float8_of_float(x.x));
+}
+inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t /*saturation*/,
+                                                __nv_fp8_interpretation_t /*kind*/) {
+  return common::executor::float8_of_float(x);
 }
 inline __half2_raw __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t pair, __nv_fp8_interpretation_t /*kind*/) {
   return {common::executor::half_of_float8(pair & 0xFFU), common::executor::half_of_float8(pair >> 8U)};

@@ -45,14 +45,15 @@ struct CudaLlama::Impl {
   MatrixProducts products;
   // One step's activations, for max_tokens tokens.
   DeviceArray<float> residual;   // [., hidden_size]
-  DeviceArray<float2> rotation;  // [., head_dim / 2]
+  DeviceArray<float2> rotation;  // [., head_dim / 2], or twice that: see look_up
   DeviceMemory normed;           // [., hidden_size]
   DeviceMemory weighted;         // [max_fused, hidden_size], see fused_linear.h
   DeviceArray<float> squares;    // [max_fused, hidden_size / kSquaresColumns]
   DeviceMemory qkv;              // [., q_cols + 2 * kv_cols], or [., 2 * kv_cols] if the product has put Q into q
   DeviceMemory q;                // [., q_cols]
   DeviceMemory attended;         // [., q_cols]
-  DeviceMemory gate_up;          // [., 2 * feed_forward_size]; with float8 activations, also what goes to the residual
+  DeviceMemory gate_up;          // [., 2 * feed_forward_size]; also what goes to the residual, if that is scaled or
+                                 //   normalised first
   DeviceMemory activated;        // [., feed_forward_size], or [max_fused, feed_forward_size] with float8 activations
   DeviceMemory argmax_scratch;
   DeviceMemory unpacked;  // with float8 weights alone, the largest matrix of a layer
@@ -85,14 +86,14 @@ struct CudaLlama::Impl {
         weights(whole, precision, weight_type, shard),
         products(precision),
         residual(activation_elements(config.hidden_size)),
-        rotation(activation_elements(config.head_dim / 2)),
+        rotation(activation_elements(config.head_dim / 2 * (config.window_rope_freq_base > 0.0F ? 2 : 1))),
         normed(activation_bytes(config.hidden_size)),
         weighted(static_cast<std::size_t>(max_fused() * config.hidden_size * bytes_of(precision))),
         squares(static_cast<std::size_t>(max_fused() * config.hidden_size / kSquaresColumns)),
         qkv(activation_bytes(q_cols + 2 * kv_cols)),
         q(activation_bytes(q_cols)),
         attended(activation_bytes(q_cols)),
-        gate_up(activation_bytes(2 * config.feed_forward_size)),
+        gate_up(activation_bytes(2 * std::max(config.feed_forward_size, config.post_norms ? config.hidden_size : 0))),
         activated(has_float8_activations()
                       ? static_cast<std::size_t>(max_fused() * config.feed_forward_size * bytes_of(precision))
                       : activation_bytes(config.feed_forward_size)),
@@ -133,9 +134,13 @@ struct CudaLlama::Impl {
     return activation_elements(cols) * static_cast<std::size_t>(bytes_of(precision));
   }
 
-  Rotary rotary(const float* bias) const {
-    return {
-        .rotation = rotation.data(), .head_dim = config.head_dim, .q_rows = q_cols, .kv_rows = kv_cols, .bias = bias};
+  Rotary rotary(int layer, const float* bias) const {
+    const bool is_apart = weights.window_frequencies != nullptr && !config.sees_all(layer);
+    return {.rotation = rotation.data() + (is_apart ? std::int64_t{num_tokens} * (config.head_dim / 2) : 0),
+            .head_dim = config.head_dim,
+            .q_rows = q_cols,
+            .kv_rows = kv_cols,
+            .bias = bias};
   }
 
   // next_norm: of the product that reads the residual stream next. Only fused products need it prepared.
@@ -211,21 +216,43 @@ struct CudaLlama::Impl {
   // The two products of a layer that are added to the residual stream. With peers each GPU has a part of the sum.
   enum Added { kOutput, kDown };
   int num_sums() const { return 2 * config.num_layers; }
-  void* destination(Added which) const { return peers == nullptr ? residual.data() : sums.part(which); }
+  // A product that is normalised before it is added has a place of its own, where nothing else is at the time.
+  void* destination(Added which) const {
+    return peers != nullptr ? sums.part(which) : config.post_norms ? gate_up.data() : residual.data();
+  }
+  SumNorm sum_norm(int layer, Added which) const {
+    const Layer& own = weights.layers[static_cast<std::size_t>(layer)];
+    return {which == kOutput ? own.post_attention_norm : own.post_feed_forward_norm, config.rms_epsilon};
+  }
+  // type: of the product's numbers at its destination.
+  void add_normalised(int layer, Added which, Precision type, const Residual& to, const Normed& normalised,
+                      cudaStream_t stream) {
+    PartialSum sum;
+    sum.parts[0] = destination(which);
+    sum.num_parts = 1;
+    sum.norm = sum_norm(layer, which);
+    add_sum(precision, sum, type, num_tokens, to, normalised, stream);
+  }
   void add(int layer, Added which, const FusedLinear& linear, const Residual& to, cudaStream_t stream) {
-    if (peers == nullptr) {
-      fused_add(linear, to, stream);
+    if (peers != nullptr) {
+      sums.add_fused(2 * layer + which, linear, sum_norm(layer, which), to, stream);
+    } else if (config.post_norms) {
+      fused_logits(linear, static_cast<float*>(destination(which)), stream);
+      add_normalised(layer, which, Precision::kFloat32, to, {}, stream);
     } else {
-      sums.add_fused(2 * layer + which, linear, to, stream);
+      fused_add(linear, to, stream);
     }
   }
   // The residual stream goes to `normed` too, or to `rounded`, with the norm that is next; nullptr: it does not.
-  void add(Added which, const MatrixProduct& product, const LayerMatrix& matrix, const float* next_norm,
+  void add(int layer, Added which, const MatrixProduct& product, const LayerMatrix& matrix, const float* next_norm,
            cudaStream_t stream) {
     multiply(product, matrix, stream);
+    const Normed normalised{next_norm == nullptr ? nullptr : normed.data(), config.rms_epsilon};
     if (peers != nullptr) {
-      sums.add(which, precision, precision, num_tokens, residual_for(next_norm),
-               {next_norm == nullptr ? nullptr : normed.data(), config.rms_epsilon}, stream);
+      sums.add(which, precision, precision, num_tokens, sum_norm(layer, which), residual_for(next_norm), normalised,
+               stream);
+    } else if (config.post_norms) {
+      add_normalised(layer, which, precision, residual_for(next_norm), normalised, stream);
     } else if (has_float8_activations()) {
       // The kernel that scales the product also adds it. Nothing reads what it makes of the last layer's.
       add_and_norm_to_float8({gate_up.data(), sum_scales(matrix)},
@@ -269,10 +296,10 @@ struct CudaLlama::Impl {
   MatrixProduct down_product(const Layer& layer, int tokens) const {
     return residual_product(activated.data(), layer.down.data, tokens, config.feed_forward_size, kDown);
   }
-  // The product is added to the residual stream at once, unless it is a part of a sum over several GPUs, or has no
-  // scales yet.
+  // The product is added to the residual stream at once, unless it is a part of a sum over several GPUs, has no scales
+  // yet, or is normalised first.
   MatrixProduct residual_product(const void* x, const void* matrix, int tokens, int num_cols, Added which) const {
-    const bool adds = peers == nullptr && !has_float8_activations();
+    const bool adds = peers == nullptr && !has_float8_activations() && !config.post_norms;
     return {.x = x,
             .weights = matrix,
             .num_tokens = tokens,
@@ -313,15 +340,22 @@ struct CudaLlama::Impl {
     if (config.qk_norm) {
       // The norm of a head needs all of its columns, and several thread blocks compute them.
       fused_qkv(qkv_linear, Rotary::none(q_cols + 2 * kv_cols, layer.qkv_bias), nullptr, qkv.data(), stream);
-      rotate_and_split(precision, rotary(nullptr), head_norms(layer), {}, num_tokens, qkv.data(), q.data(), stream);
+      rotate_and_split(precision, rotary(index, nullptr), head_norms(layer), {}, num_tokens, qkv.data(), q.data(),
+                       stream);
       attention(attention_call(index, q_cols, stream));
     } else {
-      fused_qkv(qkv_linear, rotary(layer.qkv_bias), q.data(), qkv.data(), stream);
+      fused_qkv(qkv_linear, rotary(index, layer.qkv_bias), q.data(), qkv.data(), stream);
       attention(attention_call(index, 0, stream));
     }
     add(index, kOutput, of_activations(layer.output, config.hidden_size, attended, q_cols),
         residual_for(layer.feed_forward_norm), stream);
-    fused_gated_silu(of_residual(layer.gate_up, 2 * config.feed_forward_size), activated.data(), stream);
+    const FusedLinear gate_up_linear = of_residual(layer.gate_up, 2 * config.feed_forward_size);
+    if (config.gelu) {
+      fused_qkv(gate_up_linear, Rotary::none(gate_up_linear.num_rows, nullptr), nullptr, gate_up.data(), stream);
+      gated_gelu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
+    } else {
+      fused_gated_silu(gate_up_linear, activated.data(), stream);
+    }
     add(index, kDown, of_activations(layer.down, config.hidden_size, activated, config.feed_forward_size),
         residual_for(norm_of_layer(index + 1)), stream);
   }
@@ -337,22 +371,23 @@ struct CudaLlama::Impl {
       normalise(layer.attention_norm, stream);
     }
     multiply(qkv_product(layer, num_tokens), layer.qkv, stream);
-    rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), sum_scales(layer.qkv), num_tokens,
+    rotate_and_split(precision, rotary(index, layer.qkv_bias), head_norms(layer), sum_scales(layer.qkv), num_tokens,
                      qkv.data(), q.data(), stream);
     attention(attention_call(index, q_cols, stream));
     if (has_float8_activations()) {
       round_to_float8(attended.data(), q_cols, num_tokens, float8_rows(), stream);
     }
-    add(kOutput, output_product(layer, num_tokens), layer.output, layer.feed_forward_norm, stream);
+    add(index, kOutput, output_product(layer, num_tokens), layer.output, layer.feed_forward_norm, stream);
     multiply(gate_up_product(layer, num_tokens), layer.gate_up, stream);
     if (has_float8_activations()) {
       gated_silu_to_float8({gate_up.data(), sum_scales(layer.gate_up)}, config.feed_forward_size, num_tokens,
                            float8_rows(), stream);
     } else {
-      gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
+      (config.gelu ? gated_gelu : gated_silu)(precision, gate_up.data(), config.feed_forward_size, num_tokens,
+                                              activated.data(), stream);
     }
     // Only some rows of the last layer's result are normalised, for their logits.
-    add(kDown, down_product(layer, num_tokens), layer.down,
+    add(index, kDown, down_product(layer, num_tokens), layer.down,
         index + 1 < config.num_layers ? norm_of_layer(index + 1) : nullptr, stream);
   }
 };
@@ -363,8 +398,8 @@ std::string CudaLlama::unsupported(const LlamaConfig& config, const GpuTypes& ty
       return obstacle;
     }
   }
-  if (config.post_norms || config.gelu || config.embedding_scale != 1.0F || config.window_rope_freq_base > 0.0F) {
-    return "on the GPU, the layers of Gemma 3 are not supported";
+  if (types.activations == ActivationType::kFloat8 && (config.post_norms || config.gelu)) {
+    return "on the GPU, the layers of Gemma 3 are not computed with float8 activations";
   }
   if (config.head_dim > kMaxHeadDim) {
     return "on the GPU, a head has at most " + std::to_string(kMaxHeadDim) + " dimensions, and this model's have " +
@@ -449,13 +484,15 @@ void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens,
            .embedding = impl.weights.embedding,
            .frequencies = impl.weights.frequencies,
            .rotation_scale = impl.config.rotation_scale,
+           .window_frequencies = impl.weights.window_frequencies,
+           .embedding_scale = impl.config.embedding_scale,
            .vocab_size = impl.config.vocab_size,
            .first_token = impl.first_token(),
            .num_tokens = impl.shard.count * impl.config.vocab_size,
            .head_dim = impl.config.head_dim},
           num_tokens, impl.residual_for(impl.norm_of_layer(0)), impl.rotation.data(), stream);
   if (impl.peers != nullptr) {
-    if (impl.is_fused(num_tokens)) {
+    if (impl.is_fused(num_tokens) && !impl.config.post_norms) {
       impl.sums.begin_fused(num_tokens, impl.num_sums(), stream);
     }
     // Each token is found on one of the GPUs, and the others add zeros.

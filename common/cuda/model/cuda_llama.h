@@ -10,6 +10,10 @@
 // library, a matrix is unpacked into a buffer, which costs more than it saves: long chunks of prompts hardly notice,
 // but short ones do.
 //
+// Gemma 3's layers normalise what attention and the feed-forward part add. That takes the whole row, whose columns
+// several thread blocks compute, so one kernel more normalises it, adds it and prepares the next norm (add_sum in
+// llama_kernels.h). GELU, its gate, has a launch of its own.
+//
 // With float8 activations too, the library multiplies float8 by float8, in every step of more than max_fused_tokens():
 // nothing is unpacked, and tensor cores take half the time. What enters a product is rounded where it is written, by
 // the norm and by silu; attention's output, which is in bfloat16, by a small kernel (float8_rows.h).

@@ -46,7 +46,19 @@ __device__ __forceinline__ void store_squares(const Residual& residual, std::int
   }
 }
 
-template <typename Scalar>
+// A token's rotation: [half].
+__device__ __forceinline__ void look_up_rotation(int position, const double* frequencies, float scale, int half,
+                                                 float2* rotation) {
+  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(half); i += kThreads) {
+    double sine;
+    double cosine;
+    sincos(position * frequencies[i], &sine, &cosine);
+    rotation[i] = {static_cast<float>(cosine) * scale, static_cast<float>(sine) * scale};
+  }
+}
+
+// kGeneral: embeddings are scaled, and there may be a second rotation.
+template <typename Scalar, bool kGeneral>
 __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residual residual, float2* rotation) {
   // In this order. The launches that follow order weights before they wait, and attention reads tables and its plan:
   // none of them may start before everything enqueued before the step has finished.
@@ -70,7 +82,10 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
     if (i < residual.num_cols) {
 #pragma unroll
       for (int j = i; j < i + kSquaresColumns; ++j) {
-        const float value = is_here ? to_float(source[j]) : exists ? 0.0F : not_a_number();
+        float value = is_here ? to_float(source[j]) : exists ? 0.0F : not_a_number();
+        if constexpr (kGeneral) {
+          value *= lookup.embedding_scale;
+        }
         residual.values[first + j] = value;
         squares += value * value;
         if (residual.weighted != nullptr) {
@@ -83,12 +98,12 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
     }
     store_squares(residual, row, i, squares);
   }
-  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(half); i += kThreads) {
-    double sine;
-    double cosine;
-    sincos(lookup.positions[row] * lookup.frequencies[i], &sine, &cosine);
-    rotation[row * half + i] = {static_cast<float>(cosine) * lookup.rotation_scale,
-                                static_cast<float>(sine) * lookup.rotation_scale};
+  const int position = lookup.positions[row];
+  look_up_rotation(position, lookup.frequencies, lookup.rotation_scale, half, rotation + row * half);
+  if constexpr (kGeneral) {
+    if (lookup.window_frequencies != nullptr) {
+      look_up_rotation(position, lookup.window_frequencies, 1.0F, half, rotation + (gridDim.x + row) * half);
+    }
   }
 }
 
@@ -137,14 +152,47 @@ __device__ __forceinline__ void meet_peers(const PartialSum& sum) {
   }
 }
 
+// The sum of all parts, in the same order on every GPU.
+template <typename Part>
+__device__ __forceinline__ void load_sum(const PartialSum& sum, std::int64_t place, float (&added)[kSquaresColumns]) {
+#pragma unroll
+  for (float& number : added) {
+    number = 0.0F;
+  }
+  for (int part = 0; part < sum.num_parts; ++part) {
+    float numbers[kSquaresColumns];
+    load_eight(static_cast<const Part*>(sum.parts[part]) + place, numbers);
+#pragma unroll
+    for (int j = 0; j < kSquaresColumns; ++j) {
+      added[j] += numbers[j];
+    }
+  }
+}
+
 // A block for each row. Eight columns for each thread: rows are of whole pieces of 16 bytes in either type.
-template <typename Scalar, typename Part>
+// kNormalised: the sum is, before it is added; its parts are loaded a second time then.
+template <typename Scalar, typename Part, bool kNormalised>
 __global__ void __launch_bounds__(kThreads) add_sum_kernel(PartialSum sum, Residual residual, Normed normed) {
   wait_for_previous_launch();
   allow_next_launch();
   const std::int64_t row = blockIdx.x;
   if (sum.num_sums != nullptr) {
     meet_peers(sum);
+  }
+  float sum_scale = 1.0F;
+  if constexpr (kNormalised) {
+    float squares = 0.0F;
+    for (int i = static_cast<int>(threadIdx.x) * kSquaresColumns; i < residual.num_cols;
+         i += static_cast<int>(kThreads) * kSquaresColumns) {
+      float added[kSquaresColumns];
+      load_sum<Part>(sum, row * residual.num_cols + i, added);
+#pragma unroll
+      for (const float number : added) {
+        squares += number * number;
+      }
+    }
+    sum_scale = 1.0F / sqrtf(block_sum(squares) / static_cast<float>(residual.num_cols) + sum.norm.epsilon);
+    __syncthreads();  // all have read what the next block_sum() overwrites
   }
   float row_squares = 0.0F;  // of the thread's columns
   for (int begin = 0; begin < residual.num_cols; begin += kThreads * kSquaresColumns) {
@@ -155,17 +203,13 @@ __global__ void __launch_bounds__(kThreads) add_sum_kernel(PartialSum sum, Resid
       float values[kSquaresColumns];
       load_eight(residual.values + place, values);
       if (sum.num_parts > 0) {
-        float added[kSquaresColumns] = {};
-        for (int part = 0; part < sum.num_parts; ++part) {
-          float numbers[kSquaresColumns];
-          load_eight(static_cast<const Part*>(sum.parts[part]) + place, numbers);
-#pragma unroll
-          for (int j = 0; j < kSquaresColumns; ++j) {
-            added[j] += numbers[j];
-          }
-        }
+        float added[kSquaresColumns];
+        load_sum<Part>(sum, place, added);
 #pragma unroll
         for (int j = 0; j < kSquaresColumns; ++j) {
+          if constexpr (kNormalised) {
+            added[j] = added[j] * sum.norm.weights[i + j] * sum_scale;
+          }
           values[j] += added[j];
         }
         auto* const destination = reinterpret_cast<float4*>(residual.values + place);
@@ -232,9 +276,16 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Norm norm, Scalar* o
   }
 }
 
-template <typename Scalar>
-__global__ void __launch_bounds__(kThreads)
-    gated_silu_kernel(const Scalar* gate_up, std::int64_t size, Scalar* output) {
+// gelu(gate) * up. GELU, approximated as x / 2 (1 + tanh(s / 2)) with s = 2 sqrt(2 / pi) (x + 0.044715 x^3), is
+// x / (1 + exp(-s)).
+__device__ __forceinline__ float gated_by_gelu(float gate, float up) {
+  constexpr float kScale = 1.5957691216F;
+  const float s = kScale * (gate + 0.044715F * gate * gate * gate);
+  return gate / (1.0F + expf(-s)) * up;
+}
+
+template <typename Scalar, bool kGelu>
+__global__ void __launch_bounds__(kThreads) gated_kernel(const Scalar* gate_up, std::int64_t size, Scalar* output) {
   wait_for_previous_launch();
   allow_next_launch();
   // A thread's outputs are 16 bytes.
@@ -248,7 +299,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int pair = 0; pair < Vec::kElements / 2; ++pair) {
       const Vec& own = pairs[pair / (Vec::kElements / 4)];
       const int first = pair % (Vec::kElements / 4) * 4;
-      outputs[pair] = make_pair<Scalar>(gated(own[first], own[first + 1]), gated(own[first + 2], own[first + 3]));
+      const auto number = [](float gate, float up) { return kGelu ? gated_by_gelu(gate, up) : gated(gate, up); };
+      outputs[pair] = make_pair<Scalar>(number(own[first], own[first + 1]), number(own[first + 2], own[first + 3]));
     }
     *reinterpret_cast<uint4*>(output + i) = *reinterpret_cast<const uint4*>(outputs);
   }
@@ -428,8 +480,10 @@ dim3 blocks_for(std::int64_t items) {
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,
              cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch(look_up_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
-           Overlap::kPreviousWithoutL1, lookup, residual, rotation);
+    const bool is_general = lookup.embedding_scale != 1.0F || lookup.window_frequencies != nullptr;
+    launch(is_general ? look_up_kernel<Scalar, true> : look_up_kernel<Scalar, false>,
+           dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, Overlap::kPreviousWithoutL1, lookup, residual,
+           rotation);
   });
 }
 
@@ -437,8 +491,9 @@ void add_sum(Precision precision, const PartialSum& sum, Precision type, int num
              const Normed& normed, cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
     with_scalar(type, [&]<typename Part>(Part) {
-      launch(add_sum_kernel<Scalar, Part>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
-             Overlap::kPreviousWithoutL1, sum, residual, normed);
+      launch(sum.norm.weights == nullptr ? add_sum_kernel<Scalar, Part, false> : add_sum_kernel<Scalar, Part, true>,
+             dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, Overlap::kPreviousWithoutL1, sum, residual,
+             normed);
     });
   });
 }
@@ -450,14 +505,28 @@ void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* outpu
   });
 }
 
-void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream) {
+namespace {
+
+template <bool kGelu>
+void launch_gated(Precision precision, const void* gate_up, int size, int num_tokens, void* output,
+                  cudaStream_t stream) {
   const std::int64_t items = std::int64_t{num_tokens} * size;
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
     constexpr std::int64_t kItems = std::int64_t{kThreads} * Vec16<Scalar>::kElements;  // of a block
     const dim3 grid(static_cast<unsigned>((items + kItems - 1) / kItems));
-    launch(gated_silu_kernel<Scalar>, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1,
+    launch(gated_kernel<Scalar, kGelu>, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1,
            static_cast<const Scalar*>(gate_up), items, static_cast<Scalar*>(output));
   });
+}
+
+}  // namespace
+
+void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream) {
+  launch_gated<false>(precision, gate_up, size, num_tokens, output, stream);
+}
+
+void gated_gelu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream) {
+  launch_gated<true>(precision, gate_up, size, num_tokens, output, stream);
 }
 
 std::size_t argmax_scratch_bytes(int num_rows) { return sizeof(Best) * static_cast<std::size_t>(num_rows); }
@@ -494,18 +563,16 @@ void store_rows(Precision precision, const float* source, std::int64_t num_rows,
                 void* destination, cudaStream_t stream) {
   const std::int64_t size = num_rows * num_cols;
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    store_rows_kernel<<<blocks_for(size), kThreads, 0, stream>>>(source, size, num_cols, row_step,
-                                                                 static_cast<Scalar*>(destination));
+    launch(store_rows_kernel<Scalar>, blocks_for(size), kThreads, 0, stream, Overlap::kNone, source, size, num_cols,
+           row_step, static_cast<Scalar*>(destination));
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 void store_rows_float8(const float* source, std::int64_t num_rows, int num_cols, int row_step, void* destination,
                        float* row_scales, std::uint8_t* row_exponents, cudaStream_t stream) {
   COMMON_CHECK(num_cols % 16 == 0, "rows are 16-byte pieces");
-  store_rows_float8_kernel<<<dim3(static_cast<unsigned>(num_rows)), kThreads, 0, stream>>>(
-      source, num_cols, row_step, static_cast<std::uint8_t*>(destination), row_scales, row_exponents);
-  CUDA_CHECK(cudaGetLastError());
+  launch(store_rows_float8_kernel, dim3(static_cast<unsigned>(num_rows)), kThreads, 0, stream, Overlap::kNone, source,
+         num_cols, row_step, static_cast<std::uint8_t*>(destination), row_scales, row_exponents);
 }
 
 void unpack_float8(const void* weights, const float* row_scales, std::int64_t num_rows, int num_cols, void* output,
@@ -519,15 +586,13 @@ void unpack_float8(const void* weights, const float* row_scales, std::int64_t nu
 void fill_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
                   void* destination, cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    fill_uniform_kernel<<<blocks_for(size), kThreads, 0, stream>>>(seed, first, half_width, size,
-                                                                   static_cast<Scalar*>(destination));
+    launch(fill_uniform_kernel<Scalar>, blocks_for(size), kThreads, 0, stream, Overlap::kNone, seed, first, half_width,
+           size, static_cast<Scalar*>(destination));
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 void fill_floats(float* destination, std::int64_t size, float value, cudaStream_t stream) {
-  fill_floats_kernel<<<blocks_for(size), kThreads, 0, stream>>>(destination, size, value);
-  CUDA_CHECK(cudaGetLastError());
+  launch(fill_floats_kernel, blocks_for(size), kThreads, 0, stream, Overlap::kNone, destination, size, value);
 }
 
 }  // namespace common

@@ -21,6 +21,9 @@ struct Lookup {
   const void* embedding = nullptr;      // [vocab_size, hidden_size], in the model's precision
   const double* frequencies = nullptr;  // [head_dim / 2], radians a position
   float rotation_scale = 1.0F;
+  // Of a second rotation, which is not scaled: [head_dim / 2]; nullptr: there is none.
+  const double* window_frequencies = nullptr;
+  float embedding_scale = 1.0F;
   int vocab_size = 0;
   // If the embedding is shared out, it has the tokens from this one on; zeros are found for all others that exist.
   int first_token = 0;
@@ -29,10 +32,16 @@ struct Lookup {
 };
 
 // residual: num_tokens rows, NaN for a token outside of the vocabulary.
-// rotation: [num_tokens, head_dim / 2], cosine and sine, times rotation_scale. The angles are computed in float64, as
-// on the CPU.
+// rotation: [num_tokens, head_dim / 2], cosine and sine, times rotation_scale; behind it the second one, if there is
+// one. The angles are computed in float64, as on the CPU.
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,
              cudaStream_t stream);
+
+// What a sum is normalised with before it is added to the residual stream.
+struct SumNorm {
+  const float* weights = nullptr;  // [num_cols]; nullptr: it is added as it is
+  float epsilon = 0.0F;
+};
 
 // A sum whose parts, [num_tokens, num_cols], may lie on several GPUs that read each other's memory.
 inline constexpr int kMaxPeerRows = 512;  // tokens, if the parts lie on several GPUs
@@ -44,6 +53,7 @@ struct PartialSum {
   unsigned* num_sums = nullptr;       // [kMaxPeerRows]: each row's sums so far; nullptr: all parts are on this GPU
   unsigned* arrived[kMaxPeers] = {};  // each GPU's, [kMaxPeers, kMaxPeerRows]: for how many sums a GPU's part is there
   const int* stop = nullptr;          // on the host: if not 0, no part is waited for
+  SumNorm norm{};
 };
 
 // A second output: the normalised residual stream. A launch of its own would take longer.
@@ -91,6 +101,7 @@ void rotate_and_split(Precision precision, const Rotary& rotary, const HeadNorms
 
 // gate_up: [num_tokens, 2 * size], gate and up alternating. output: [num_tokens, size]: silu(gate) * up.
 void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream);
+void gated_gelu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream);
 
 // scratch: argmax_scratch_bytes(num_rows) bytes, which must be zero before the first call; every call leaves them zero.
 std::size_t argmax_scratch_bytes(int num_rows);

@@ -182,6 +182,9 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision
     take_matrix(output, config.vocab_size, hidden);
   }
   cuts.take(frequencies, static_cast<std::size_t>(config.head_dim / 2) * sizeof(double));
+  if (config.window_rope_freq_base > 0.0F) {
+    cuts.take(window_frequencies, static_cast<std::size_t>(config.head_dim / 2) * sizeof(double));
+  }
   for (Layer& layer : layers) {
     take_norm(layer.attention_norm);
     take_layer_matrix(layer.qkv, qkv_rows(config), hidden);
@@ -194,6 +197,10 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision
     }
     take_layer_matrix(layer.output, hidden, q_rows(config));
     take_norm(layer.feed_forward_norm);
+    if (config.post_norms) {
+      take_norm(layer.post_attention_norm);
+      take_norm(layer.post_feed_forward_norm);
+    }
     take_layer_matrix(layer.gate_up, 2 * std::int64_t{config.feed_forward_size}, hidden);
     take_layer_matrix(layer.down, hidden, config.feed_forward_size);
   }
@@ -214,6 +221,10 @@ void CudaLlamaWeights::upload(const LlamaWeights& whole) {
     uploader.matrix(weights.output, {output});
   }
   upload_array(weights.frequencies.data(), weights.frequencies.size() * sizeof(double), frequencies);
+  if (window_frequencies != nullptr) {
+    upload_array(weights.window_frequencies.data(), weights.window_frequencies.size() * sizeof(double),
+                 window_frequencies);
+  }
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const LlamaLayer& source = weights.layers[i];
     const Layer& layer = layers[i];
@@ -222,6 +233,10 @@ void CudaLlamaWeights::upload(const LlamaWeights& whole) {
     upload_qkv(config_, source, layer, uploader);
     uploader.columns(source.output, shard_, layer.output);
     upload_array(source.feed_forward_norm.data(), norm_bytes, layer.feed_forward_norm);
+    if (config_.post_norms) {
+      upload_array(source.post_attention_norm.data(), norm_bytes, layer.post_attention_norm);
+      upload_array(source.post_feed_forward_norm.data(), norm_bytes, layer.post_feed_forward_norm);
+    }
     uploader.rows(source.gate_up, 0, half, layer.gate_up, 0, 2);
     uploader.rows(source.gate_up, half, half, layer.gate_up, 1, 2);
     uploader.columns(source.down, shard_, layer.down);
@@ -249,12 +264,18 @@ void CudaLlamaWeights::randomize(std::uint64_t seed) {
   if (!config_.tied_output) {
     randomize_matrix({output}, config_.vocab_size, hidden);
   }
-  std::vector<double> radians;
-  radians.reserve(static_cast<std::size_t>(config_.head_dim / 2));
-  for (int i = 0; i < config_.head_dim / 2; ++i) {
-    radians.push_back(std::pow(static_cast<double>(config_.rope_freq_base), -2.0 * i / config_.head_dim));
+  const auto upload_frequencies = [&](float base, double* destination) {
+    std::vector<double> radians;
+    radians.reserve(static_cast<std::size_t>(config_.head_dim / 2));
+    for (int i = 0; i < config_.head_dim / 2; ++i) {
+      radians.push_back(std::pow(static_cast<double>(base), -2.0 * i / config_.head_dim));
+    }
+    upload_array(radians.data(), radians.size() * sizeof(double), destination);
+  };
+  upload_frequencies(config_.rope_freq_base, frequencies);
+  if (window_frequencies != nullptr) {
+    upload_frequencies(config_.window_rope_freq_base, window_frequencies);
   }
-  upload_array(radians.data(), radians.size() * sizeof(double), frequencies);
   for (const Layer& layer : layers) {
     fill_floats(layer.attention_norm, hidden, 1.0F, nullptr);
     randomize_matrix(layer.qkv, qkv_rows(config_), hidden);
@@ -267,6 +288,10 @@ void CudaLlamaWeights::randomize(std::uint64_t seed) {
     }
     randomize_matrix(layer.output, hidden, q_rows(config_), q_rows(whole_));
     fill_floats(layer.feed_forward_norm, hidden, 1.0F, nullptr);
+    if (config_.post_norms) {
+      fill_floats(layer.post_attention_norm, hidden, 1.0F, nullptr);
+      fill_floats(layer.post_feed_forward_norm, hidden, 1.0F, nullptr);
+    }
     randomize_matrix(layer.gate_up, 2 * std::int64_t{config_.feed_forward_size}, hidden);
     randomize_matrix(layer.down, hidden, config_.feed_forward_size, whole_.feed_forward_size);
   }

@@ -41,11 +41,16 @@ class CudaLlamaWeights {
     LayerMatrix gate_up;  // [2 * feed_forward_size, hidden_size]: each gate row is followed by its up row,
                           //   because their products are multiplied with each other
     LayerMatrix down;     // [hidden_size, feed_forward_size]
+    // The norms of what is added to the residual stream, [hidden_size]; nullptr if it is added as it is.
+    float* post_attention_norm = nullptr;
+    float* post_feed_forward_norm = nullptr;
   };
   void* embedding = nullptr;      // [vocab_size, hidden_size]
   float* output_norm = nullptr;   // [hidden_size]
   void* output = nullptr;         // [vocab_size, hidden_size]; the embedding itself when tied
   double* frequencies = nullptr;  // [head_dim / 2], radians a position
+  // Those of layers with a window; nullptr: the same.
+  double* window_frequencies = nullptr;
   std::vector<Layer> layers;
 
  private:

@@ -92,10 +92,11 @@ void PeerSums::begin_fused(int num_tokens, int num_sums, cudaStream_t stream) {
   }
 }
 
-void PeerSums::add_fused(int sum, const FusedLinear& linear, const Residual& residual, cudaStream_t stream) {
-  if (!pushes(linear.num_tokens)) {
+void PeerSums::add_fused(int sum, const FusedLinear& linear, const SumNorm& norm, const Residual& residual,
+                         cudaStream_t stream) {
+  if (norm.weights != nullptr || !pushes(linear.num_tokens)) {
     fused_logits(linear, static_cast<float*>(part(sum)), stream);
-    add(sum, Precision::kFloat32, linear.precision, linear.num_tokens, residual, {}, stream);
+    add(sum, Precision::kFloat32, linear.precision, linear.num_tokens, norm, residual, {}, stream);
     return;
   }
   PushedPart own = pushed_parts_[place(sum)];
@@ -107,10 +108,12 @@ void PeerSums::add_fused(int sum, const FusedLinear& linear, const Residual& res
   add_pushed(linear.precision, pushed, linear.num_tokens, residual, stream);
 }
 
-void PeerSums::add(int sum, Precision part_type, Precision precision, int num_tokens, const Residual& residual,
-                   const Normed& normed, cudaStream_t stream) {
+void PeerSums::add(int sum, Precision part_type, Precision precision, int num_tokens, const SumNorm& norm,
+                   const Residual& residual, const Normed& normed, cudaStream_t stream) {
   if (is_direct_ && num_tokens <= kMaxPeerRows) {
-    add_sum(precision, sums_[place(sum)], part_type, num_tokens, residual, normed, stream);
+    PartialSum fetched = sums_[place(sum)];
+    fetched.norm = norm;
+    add_sum(precision, fetched, part_type, num_tokens, residual, normed, stream);
     return;
   }
   void* const own = part(sum);
@@ -119,6 +122,7 @@ void PeerSums::add(int sum, Precision part_type, Precision precision, int num_to
   PartialSum added;
   added.parts[0] = own;
   added.num_parts = 1;
+  added.norm = norm;
   add_sum(precision, added, part_type, num_tokens, residual, normed, stream);
 }
 

@@ -37,14 +37,16 @@ class PeerSums {
   // Before the first sum of a step whose products are fused. num_sums: in the step, an even number. A launch that does
   // not overlap must come before the first sum.
   void begin_fused(int num_tokens, int num_sums, cudaStream_t stream);
-  // Adds the sum of all GPUs' products to the residual stream.
-  void add_fused(int sum, const FusedLinear& linear, const Residual& residual, cudaStream_t stream);
+  // Adds the sum of all GPUs' products to the residual stream. A sum that is normalised first is fetched, not pushed:
+  // a pushed one's columns are spread over thread blocks that do not wait for each other.
+  void add_fused(int sum, const FusedLinear& linear, const SumNorm& norm, const Residual& residual,
+                 cudaStream_t stream);
 
   // This GPU's part of a sum: [num_tokens, num_cols].
   void* part(int sum) const { return parts_[place(sum)].data(); }
   // Adds the sum of all parts to the residual stream. part_type: the parts' type, equal on all GPUs.
-  void add(int sum, Precision part_type, Precision precision, int num_tokens, const Residual& residual,
-           const Normed& normed, cudaStream_t stream);
+  void add(int sum, Precision part_type, Precision precision, int num_tokens, const SumNorm& norm,
+           const Residual& residual, const Normed& normed, cudaStream_t stream);
 
   // To be called when a GPU has failed: sums that wait for its part end without it.
   void stop() noexcept;

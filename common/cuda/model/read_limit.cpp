@@ -35,7 +35,8 @@ std::int64_t weight_bytes_per_token(const LlamaConfig& config, const GpuTypes& t
   const bool is_float8 = types.weights == WeightType::kFloat8;
   const std::int64_t layer_bytes = layer_elements * (is_float8 ? 1 : bytes_of(types.precision));
   const std::int64_t row_scales = is_float8 ? qkv_rows + 2 * hidden + 2 * config.feed_forward_size : 0;
-  const std::int64_t layer_floats = 2 * hidden + row_scales + (config.qkv_bias ? qkv_rows : 0) +
+  const std::int64_t layer_floats = (config.post_norms ? 4 : 2) * hidden + row_scales +
+                                    (config.qkv_bias ? qkv_rows : 0) +
                                     (config.qk_norm ? 2 * std::int64_t{config.head_dim} : 0);
   const std::int64_t floats = config.num_layers * layer_floats + hidden;
   return config.num_layers * layer_bytes + elements * bytes_of(types.precision) +

@@ -8,7 +8,8 @@
 
 namespace stage8 {
 
-std::shared_ptr<LocalPool> ScoringCpuRunner::separate_windows(int num_parts) {
+std::shared_ptr<LocalPool> ScoringCpuRunner::separate_windows(const NumParts& parts_with) {
+  const int num_parts = parts_with(size_.num_blocks);
   if (num_parts >= size_.num_blocks) {
     return nullptr;
   }

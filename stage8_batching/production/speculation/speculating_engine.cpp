@@ -39,8 +39,10 @@ std::shared_ptr<LocalPool> separate_windows(const common::LlamaConfig& config, c
                                             Runner& runner) {
   auto* const windows = dynamic_cast<SeparateWindows*>(&runner);
   const bool has_both = config.has_windows() && config.global_period > 0;
-  return windows != nullptr && has_both ? windows->separate_windows(num_local_parts(config, options, runner.cache()))
-                                        : nullptr;
+  const auto num_parts = [&](int num_blocks) {
+    return num_local_parts(config, options, {.num_blocks = num_blocks, .block_size = runner.cache().block_size});
+  };
+  return windows != nullptr && has_both ? windows->separate_windows(num_parts) : nullptr;
 }
 
 // Throws if the windows of one of them can never be in their pool at once: the others get a pass of their own.
@@ -215,6 +217,10 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
   const TokenCost chosen = cost.value_or(token_cost(model, options.gpu, *runner));
   auto* const scoring = dynamic_cast<RowScoring*>(runner.get());
   const auto* const sharing = dynamic_cast<const SharedReading*>(runner.get());
+  const common::LlamaConfig& config = model.config();
+  // First: it may change the number of blocks. A second tier has blocks of all layers.
+  const std::shared_ptr<LocalPool> local_pool =
+      num_host_cache_blocks == 0 ? separate_windows(config, options, *runner) : nullptr;
   const CacheSize& size = runner->cache();
   const int num_swap_blocks = size.num_host_blocks - num_host_cache_blocks;
   auto* const host_blocks = dynamic_cast<HostBlocks*>(runner.get());
@@ -229,11 +235,8 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
                                              num_there);
     runner = std::make_unique<HostCacheRunner>(std::move(runner), host_cache);
   }
-  const common::LlamaConfig& config = model.config();
   // If one layer sees all tokens, all blocks are needed.
   const int window = config.has_windows() && config.global_period == 0 ? config.window : 0;
-  const std::shared_ptr<LocalPool> local_pool =
-      host_cache == nullptr ? separate_windows(config, options, *runner) : nullptr;
   const bool runs_ahead = options.scheduler.run_ahead.value_or(runner->is_asynchronous());
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler,
                                   bool use_prefix_cache) -> std::unique_ptr<Scheduler> {

@@ -39,10 +39,12 @@ std::set<int> destinations(std::span<const BlockCopy> copies) {
 LocalPool::LocalPool(const LocalPoolSize& size)
     : size_(size),
       part_of_(static_cast<std::size_t>(size.num_blocks + size.num_host_blocks), -1),
-      num_users_(static_cast<std::size_t>(size.num_blocks), 0),
-      last_used_(static_cast<std::size_t>(size.num_blocks), 0) {
-  COMMON_CHECK(size.num_parts > 0 && size.num_parts <= size.num_blocks && size.window > 0,
-               "a pool of windows has parts, and no more than there are blocks");
+      num_users_(static_cast<std::size_t>(size.max_parts > 0 ? size.max_parts : size.num_blocks), 0),
+      last_used_(num_users_.size(), 0) {
+  size_.max_parts = static_cast<int>(num_users_.size());
+  COMMON_CHECK(
+      size.num_parts > 0 && size.num_parts <= size_.max_parts && size_.max_parts <= size.num_blocks && size.window > 0,
+      "a pool of windows has parts, and no more than there are blocks");
 }
 
 int LocalPool::num_needed(const KvCacheManager& manager) const {
@@ -163,7 +165,7 @@ void LocalPool::give_part(int block, const Blocks& keep) {
   while (num_used_ >= size_.num_parts && evict(keep)) {
   }
   const auto unused = std::find(num_users_.begin(), num_users_.end(), 0);
-  COMMON_CHECK(unused != num_users_.end(), "there are as many parts as blocks");
+  COMMON_CHECK(unused != num_users_.end(), "each block that a window reaches has a part");
   *unused = 1;
   num_used_ += 1;
   part_of_[static_cast<std::size_t>(block)] = static_cast<int>(unused - num_users_.begin());
@@ -183,7 +185,7 @@ bool LocalPool::evict(const Blocks& keep) {
     kept.insert(part_of(block));
   }
   int oldest = -1;
-  for (int part = 0; part < size_.num_blocks; ++part) {
+  for (int part = 0; part < size_.max_parts; ++part) {
     const auto last_used = [&](int which) { return last_used_[static_cast<std::size_t>(which)]; };
     if (!is_free(part) && !kept.contains(part) && (oldest < 0 || last_used(part) < last_used(oldest))) {
       oldest = part;

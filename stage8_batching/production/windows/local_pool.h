@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -31,6 +32,9 @@ struct LocalPoolSize {
   int num_host_blocks = 0;
   int block_size = 0;
   int window = 0;
+  // That there are: copies on write that were planned for a step which then found no room take more than num_parts. 0:
+  // as many as blocks.
+  int max_parts = 0;
 };
 
 class LocalPool {
@@ -39,7 +43,7 @@ class LocalPool {
 
   const LocalPoolSize& size() const { return size_; }
   // The block's part, or -1. The part of a host block has the block's own number. The others are numbered from 0 on,
-  // the smallest that is free first, and below num_blocks: see num_needed().
+  // the smallest that is free first, and below max_parts: see num_needed().
   int part_of(int block) const { return part_of_[static_cast<std::size_t>(block)]; }
   bool is_free(int part) const { return num_users_[static_cast<std::size_t>(part)] == 0; }
 
@@ -61,6 +65,10 @@ class LocalPool {
   // The planned copies of parts that are not carried out yet: in this order, before the next step.
   std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
   void clear_pending_copies() { pending_copies_.clear(); }
+  // The first `count` of them have been carried out.
+  void clear_pending_copies(std::size_t count) {
+    pending_copies_.erase(pending_copies_.begin(), pending_copies_.begin() + static_cast<std::ptrdiff_t>(count));
+  }
 
   int num_held() const { return num_held_; }                 // by the windows of the step that was scheduled last
   int num_cached() const { return num_used_ - num_held_; }   // of blocks that no window reaches
@@ -100,9 +108,12 @@ class SeparateWindows {
  public:
   virtual ~SeparateWindows() = default;
 
-  // From the first step on, which comes later, these layers have num_parts blocks; the scheduler keeps the pool's
-  // books. Null, and nothing changes, if these are as many as the other layers have.
-  virtual std::shared_ptr<LocalPool> separate_windows(int num_parts) = 0;
+  // How many blocks these layers have if the others have num_blocks.
+  using NumParts = std::function<int(int num_blocks)>;
+  // From the first step on, which comes later, these layers have fewer blocks; the scheduler keeps the pool's books.
+  // The others may have more than before: see Runner::cache(). Null, and nothing changes, if these would be as many as
+  // the others.
+  virtual std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts) = 0;
 };
 
 }  // namespace

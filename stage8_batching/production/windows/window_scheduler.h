@@ -12,8 +12,9 @@ namespace stage8 {
 template <typename Base>
 class WindowScheduler : public Base {
  public:
-  // num_in_flight: max tokens of a sequence that are not computed when the next step is scheduled. The other arguments
-  // are Base's.
+  // num_in_flight: max tokens of a sequence that are not computed when the next step is scheduled. What their queries
+  // see is not freed, so that no step in flight reads a block that has gone to another text. The other arguments are
+  // Base's.
   template <typename... Arguments>
   WindowScheduler(int window, int num_in_flight, Arguments&&... arguments)
       : Base(std::forward<Arguments>(arguments)...), window_(window), num_in_flight_(num_in_flight) {}
