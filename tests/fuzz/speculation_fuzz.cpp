@@ -77,17 +77,9 @@ stage::GenerationRequest random_task(Random& random) {
     const char letter = static_cast<char>('A' + random.below(26));
     request.stop_strings = common::StopStrings({std::string(1, letter)}, letters);
   }
-  switch (random.below(6)) {
-    case 0:
-      task.num_samples = between(random, 2, 3);
-      break;
-    case 1:
-      request = tests::make_request(between(random, 1, 12), between(random, 1, 20), 1);
-      task.num_samples = between(random, 1, 3);
-      task.length_penalty = 1.0;
-      break;
-    default:
-      break;
+  tests::draw_branches(random, task);
+  if (task.length_penalty.has_value()) {  // a beam search takes no options of sampling
+    request = tests::make_request(between(random, 1, 12), between(random, 1, 20), 1);
   }
   return task;
 }

@@ -506,11 +506,7 @@ TEST_CASE("host cache: copies beside the step that is computed leave its blocks 
       options.scheduler.max_sequences = num_sequences;
       options.scheduler.run_ahead = true;
       tests::HostBlocksRunner* device = nullptr;
-      options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
-        auto wrapped = std::make_unique<tests::HostBlocksRunner>(std::move(runner), 0);
-        device = wrapped.get();
-        return wrapped;
-      };
+      options.wrap = tests::wrap_in(device, 0);
       tests::Serving serving(options);
       device->fail(tests::RunnerCall::kCopy, fault, fault % 2 == 0);
       const auto& scheduler = dynamic_cast<const stage::HostCacheScheduler&>(serving.engine.scheduler());
@@ -554,11 +550,7 @@ TEST_CASE("host cache: memory that never comes is said once, and the tier has wh
   options.num_host_cache_blocks = 16;
   options.scheduler.run_ahead = true;
   tests::HostBlocksRunner* device = nullptr;
-  options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
-    auto wrapped = std::make_unique<tests::HostBlocksRunner>(std::move(runner), 2);
-    device = wrapped.get();
-    return wrapped;
-  };
+  options.wrap = tests::wrap_in(device, 2);
   tests::Serving serving(options);
   CHECK(device->num_allocated() == 3 + 2);  // those for swapping were asked for
   device->grow(4);
@@ -587,11 +579,7 @@ TEST_CASE("host cache: a copy that fails is carried out with the next pass, in i
       options.num_host_cache_blocks = 7;
       options.scheduler.run_ahead = index % 2 == 1;
       tests::LateRunner* late = nullptr;
-      options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
-        auto wrapped = std::make_unique<tests::LateRunner>(std::move(runner));
-        late = wrapped.get();
-        return wrapped;
-      };
+      options.wrap = tests::wrap_in(late);
       tests::Serving serving(options);
       late->fail(tests::RunnerCall::kCopy, index, is_done);
       CAPTURE(index, is_done);
