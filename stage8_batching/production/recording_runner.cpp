@@ -101,25 +101,8 @@ std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatc
 }
 
 void RecordingRunner::copy_blocks(std::span<const BlockCopy> copies) {
-  try {
-    while (!copies.empty()) {
-      const std::span<const BlockCopy> independent = independent_copies(copies);
-      std::vector<BlockCopy> inside;
-      for (const BlockCopy& copy : independent) {
-        if (host_blocks_.contains(copy.source) || host_blocks_.contains(copy.destination)) {
-          host_blocks_.copy(tables_->finder.pages(), copy, stream());
-        } else {
-          inside.push_back(copy);
-        }
-      }
-      GpuRunner::copy_blocks(inside);
-      copies = copies.subspan(independent.size());
-    }
-  } catch (...) {
-    host_blocks_.before_step(stream());  // some may be on their way: copies beside a step wait for them too
-    throw;
-  }
-  host_blocks_.before_step(stream());
+  host_blocks_.copy_behind(tables_->finder.pages(), copies, stream(),
+                           [this](std::span<const BlockCopy> inside) { GpuRunner::copy_blocks(inside); });
 }
 
 void RecordingRunner::copy_beside(std::span<const BlockCopy> copies) {
