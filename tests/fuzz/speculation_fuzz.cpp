@@ -84,7 +84,7 @@ stage::GenerationRequest random_task(Random& random) {
   return task;
 }
 
-// Kernels want sequences with one token first. Empty if they are.
+// Kernels expect sequences with one token first. Empty if they are.
 std::string problem_of_order(const stage::RaggedBatch& batch) {
   bool has_longer = false;
   for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
