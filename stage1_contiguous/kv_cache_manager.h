@@ -56,7 +56,7 @@ class KvCacheManager {
   // How many tokens fit into the sequence's slots.
   int capacity(SequenceId sequence) const;
 
-  // Position p of the sequence lives in slot region.first + p.
+  // Position p of the sequence is in slot region.first + p.
   Region region(SequenceId sequence) const;
 
   bool contains(SequenceId sequence) const { return sequences_.contains(sequence); }

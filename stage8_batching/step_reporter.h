@@ -19,7 +19,7 @@ class StepReporter {
   // The scheduler must outlive the reporter.
   explicit StepReporter(const Scheduler& scheduler) : scheduler_(scheduler) {}
 
-  // Called with every report. If it throws, what has ended is told once more by the next report.
+  // Called with every report. If it throws, what has ended is in the next report once more.
   void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
 
   // In a step, in this order. Times are those of the engine's clock. computed() may come several times, or not at all.

@@ -199,7 +199,7 @@ void treat_thoughts(Thoughts thoughts, std::vector<ChatMessage>& messages) {
   }
 }
 
-// The messages as the template wants them: with a system prompt if it has one, and without the thoughts that it drops.
+// The messages as the template expects them: with a system prompt if it has one, without the thoughts that it drops.
 std::vector<ChatMessage> completed(const ChatTemplate& chat_template, std::span<const ChatMessage> messages) {
   std::vector<ChatMessage> result(messages.begin(), messages.end());
   if (result.empty()) {

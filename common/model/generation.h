@@ -58,14 +58,14 @@ struct Completion {
   std::vector<Token> tokens;  // without the prompt
   FinishReason finish_reason = FinishReason::kRejected;
   std::string error;
-  // One entry for each token, then one for a stop token if one was drawn. Empty unless the request wants them.
+  // One entry for each token, then one for a stop token if one was drawn. Empty unless the request asks for them.
   std::vector<TokenLogprobs> logprobs = {};
   // The stop token that ended the text, from an engine that serves clients: they are told. Others leave it empty.
   std::optional<Token> stop_token = std::nullopt;
 };
 
 // Draws the next token of the text that the completion has so far, and adds its log-probabilities to the completion if
-// the request wants them; does not append the token. sample: which of the request's texts it is.
+// the request asks for them; does not append the token. sample: which of the request's texts it is.
 Token next_token(const Request& request, std::span<const float> logits, Completion& completion, int sample = 0);
 
 // A number that a run reports. The name is its key in JSON ("slots_used") and, with spaces, its label in the report.

@@ -32,7 +32,7 @@ class Tokenizer {
   // offset, on invalid UTF-8, and on a byte that the vocabulary has no token for.
   std::vector<Token> encode(std::string_view text, bool parse_special = false) const;
 
-  // encode(), with BOS put in front if the model wants one (tokenizer.ggml.add_bos_token).
+  // encode(), with BOS put in front if the model needs one (tokenizer.ggml.add_bos_token).
   std::vector<Token> encode_prompt(std::string_view text, bool parse_special = false) const;
 
   // The bytes of the tokens, in order; a character may be split over several tokens. Control tokens give no bytes

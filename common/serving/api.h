@@ -106,8 +106,8 @@ class Api {
 
   const MemoryAccount& memory() const { return *options_.memory; }
 
-  // Undoes what clients have changed for as long as someone watches, once nobody has for so long: a page that is loaded
-  // anew watches again soon. For one thread, which calls it now and then.
+  // Undoes what clients have changed for as long as a page is open, once none has been for so long: a page that is
+  // loaded anew is open again soon. For one thread, which calls it now and then.
   void restore_unwatched(std::chrono::milliseconds after = std::chrono::seconds(5));
 
  private:
@@ -133,7 +133,7 @@ class Api {
   std::string chat_problem_;  // why there are no chats; empty: there are
   std::shared_ptr<const std::string> page_;
   DemoPool demo_;
-  std::atomic<bool> has_changes_ = false;  // that last as long as someone watches
+  std::atomic<bool> has_changes_ = false;  // that last as long as a page is open
   std::chrono::steady_clock::time_point last_watched_ = std::chrono::steady_clock::now();
   std::atomic<std::uint64_t> next_seed_;
   std::atomic<std::int64_t> num_replies_ = 0;

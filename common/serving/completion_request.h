@@ -33,7 +33,7 @@ class ApiError : public std::runtime_error {
   std::string code_;
 };
 
-// Throws ApiError unless the request wants the model that is served.
+// Throws ApiError unless the request names the model that is served.
 void check_model(const std::string& wanted, const std::string& served);
 
 struct CompletionRequest {

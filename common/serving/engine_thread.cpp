@@ -307,7 +307,7 @@ void EngineThread::restart(const std::optional<PoolSizes>& sizes, bool lasts) {
     } catch (const InputError&) {
       done->set_exception(std::current_exception());
       return;
-    } catch (...) {  // the loop fails the engine, and the caller has to hear of it too
+    } catch (...) {  // the loop fails the engine, and the caller has to get it too
       done->set_exception(std::current_exception());
       throw;
     }
@@ -464,7 +464,7 @@ bool EngineThread::advance() {
     steps_to_run_ = std::max(steps_to_run_ - 1, 0);
     engine_->step();
     const StepReport& report = engine_->last_step();
-    count(&report);  // first: a client that hears of an end finds it counted
+    count(&report);  // first: a client that is sent an end finds it counted
     messenger_->send();
     show(&report);
     return true;

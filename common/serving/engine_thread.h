@@ -37,7 +37,7 @@ struct TokenEvent {
   int index = 0;
   int sample = 0;
   Token token = 0;
-  std::optional<TokenLogprobs> logprobs;  // if the request wants them
+  std::optional<TokenLogprobs> logprobs;  // if the request asks for them
 };
 
 // A change to show, reported on the engine's thread.

@@ -27,7 +27,7 @@ namespace common {
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
-  // Not called for a beam search, which knows its texts only at the end. logprobs: null unless the request wants them.
+  // Not called for a beam search, which knows its texts only at the end. logprobs: null if the request has none.
   // If it throws, only that request fails.
   virtual void on_token(int id, int sample, Token token, const TokenLogprobs* logprobs) = 0;
   // The last call. It must not throw.

@@ -28,7 +28,7 @@ struct LadderCall {
   int num_sequences;
   int num_heads;
   int num_kv_heads;
-  int max_context;  // no context is longer. The call is told no more: the lengths are on the device
+  int max_context;  // no context is longer. The call has no more: the lengths are on the device
   float scale;      // 1 / sqrt(kDimensions), times log2(e): weights are powers of 2
 };
 

@@ -187,7 +187,7 @@ void draw_moves(Svg& svg, double y, const std::string& title, const std::vector<
   svg.text({kLeft, y + 143.0}, "host memory", kCaption);
 }
 
-// A block table [7, 1, 3] leaves the cache and comes back, in other blocks.
+// A block table [7, 1, 3] leaves the cache and is copied back, into other blocks.
 std::string draw_swapping() {
   KvCacheManager manager(kNumPoolBlocks, kBlockSize, hash_block, kNumHostBlocks);
   leave_three_blocks(manager);

@@ -39,7 +39,7 @@ struct Row {
   std::array<std::string, kPrompts.size()> positions;  // that are computed; "?": the token was not known
   std::array<std::string, kPrompts.size()> blocks;
   std::string copies;
-  std::string tokens;  // handed out, and who ended
+  std::string tokens;  // drawn, and which requests ended
 };
 
 class StepTable {

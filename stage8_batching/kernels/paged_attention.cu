@@ -8,7 +8,7 @@
 //
 // Arithmetic is float32, whatever the pages hold: in float32 the result can be compared with the CPU's, digit by digit.
 // The ladder shows why it is slow: each query head of a group reads the same K and V again, no context is shared out
-// among thread blocks, and a load has to come back before the next token's load begins.
+// among thread blocks, and a load has to end before the next token's load begins.
 #include <cuda_bf16.h>
 
 #include <string>

@@ -102,4 +102,28 @@ void PinnedBlocks::copy_beside(const common::Pages& pages, std::span<const Block
   steps.wait(copied_);
 }
 
+void PinnedBlocks::copy_behind(const common::Pages& pages, std::span<const BlockCopy> copies,
+                               const common::Stream& steps,
+                               const std::function<void(std::span<const BlockCopy>)>& copy_inside) {
+  try {
+    while (!copies.empty()) {
+      const std::span<const BlockCopy> independent = independent_copies(copies);
+      std::vector<BlockCopy> inside;
+      for (const BlockCopy& each : independent) {
+        if (contains(each.source) || contains(each.destination)) {
+          copy(pages, each, steps);
+        } else {
+          inside.push_back(each);
+        }
+      }
+      copy_inside(inside);
+      copies = copies.subspan(independent.size());
+    }
+  } catch (...) {
+    before_step(steps);  // some may be on their way: copies beside a step wait for them too
+    throw;
+  }
+  before_step(steps);
+}
+
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,17 +40,20 @@ class PinnedBlocks {
   int num_allocated() const { return num_allocated_.load(std::memory_order_acquire); }
   std::string why_no_more() const { return has_failed_.load(std::memory_order_acquire) ? why_no_more_ : std::string(); }
 
-  bool contains(int block) const { return block >= first_block_; }
-  // Enqueues a copy between one of these blocks and a block of the pages, whose first layer is given. A block is
-  // allocated now if allocate() has not been called.
-  void copy(const common::Pages& pages, BlockCopy copy, const common::Stream& stream);
-
-  // To be called before a step is enqueued in `steps`, and after copies there.
+  // To be called before a step is enqueued in `steps`.
   void before_step(const common::Stream& steps) { before_step_.record(steps); }
-  // As HostBlocks'; `steps` is the stream of the steps.
+  // As HostBlocks'; `steps` is the stream of the steps, and the pages' first layer is given.
   void copy_beside(const common::Pages& pages, std::span<const BlockCopy> copies, const common::Stream& steps);
+  // As copy_blocks: enqueues copies in `steps`, in this order. copy_inside: copies between blocks of the pages, which
+  // can be carried out in any order. If it throws, some may have been enqueued. A host block is allocated now if
+  // allocate() has not been called.
+  void copy_behind(const common::Pages& pages, std::span<const BlockCopy> copies, const common::Stream& steps,
+                   const std::function<void(std::span<const BlockCopy>)>& copy_inside);
 
  private:
+  bool contains(int block) const { return block >= first_block_; }
+  // Between one of these blocks and a block of the pages.
+  void copy(const common::Pages& pages, BlockCopy copy, const common::Stream& stream);
   void pin_until(int count);
   void pin_in_background(int device) noexcept;
   void stay(const char* reason) noexcept;  // no more come
@@ -60,7 +64,7 @@ class PinnedBlocks {
   int num_blocks_;
   int blocks_per_piece_;
   common::Stream copies_;
-  common::Event before_step_;  // of the last step
+  common::Event before_step_;  // the last one, or behind the copies since
   common::Event copied_;
   std::vector<std::unique_ptr<HostPages>> pieces_;  // those with allocated blocks do not change any more
   std::atomic<int> num_allocated_ = 0;

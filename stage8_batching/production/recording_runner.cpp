@@ -176,25 +176,11 @@ std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatc
 }
 
 void RecordingRunner::copy_blocks(std::span<const BlockCopy> copies) {
-  try {
-    while (!copies.empty()) {
-      const std::span<const BlockCopy> independent = independent_copies(copies);
-      std::vector<BlockCopy> inside;
-      for (const BlockCopy& copy : independent) {
-        if (host_blocks_->contains(copy.source) || host_blocks_->contains(copy.destination)) {
-          host_blocks_->copy(tables_->layers.pages(), copy, stream());
-        } else {
-          inside.push_back(copy);
-        }
-      }
-      copy_inside(inside);
-      copies = copies.subspan(independent.size());
-    }
-  } catch (...) {
-    host_blocks_->before_step(stream());  // some may be on their way: copies beside a step wait for them too
-    throw;
+  if (copies.empty()) {  // perhaps before the first step, when pages are not known
+    return;
   }
-  host_blocks_->before_step(stream());
+  host_blocks_->copy_behind(tables_->layers.pages(), copies, stream(),
+                            [this](std::span<const BlockCopy> inside) { copy_inside(inside); });
 }
 
 void RecordingRunner::copy_inside(std::span<const BlockCopy> copies) {

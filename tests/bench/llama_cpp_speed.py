@@ -11,14 +11,17 @@ import argparse
 import ctypes
 import pathlib
 import subprocess
+import sys
 import tempfile
 import time
 
-import gguf
 import llama_cpp
-import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+from float32_gguf import write_float32
+
 RUNS = 4
 ROUNDS = 3
 
@@ -26,26 +29,6 @@ ROUNDS = 3
 @llama_cpp.llama_log_callback
 def ignore_log(level, text, user_data):
     pass
-
-
-def write_float32(source, target):
-    reader = gguf.GGUFReader(source)
-    architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(target, architecture)
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        value = 0 if key == "general.file_type" else field.contents()
-        if field.types[0] == gguf.GGUFValueType.ARRAY:
-            writer.add_key_value(key, value, field.types[0], sub_type=field.types[1])
-        else:
-            writer.add_key_value(key, value, field.types[0])
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 class LlamaCpp:

@@ -15,6 +15,7 @@ import ctypes
 import json
 import pathlib
 import random
+import sys
 import tempfile
 
 import gguf
@@ -22,6 +23,10 @@ import llama_cpp
 import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+from float32_gguf import write_float32
+
 TALES = ROOT / "common/model/tales/tales-5m-q8_0.gguf"
 GOLDEN = ROOT / "tests/golden/golden_tokenizers.json"
 NUM_TEXTS = 300
@@ -297,30 +302,12 @@ def write_model_cases(folder):
         # llama.cpp rounds activations to 8 bits for quantised weights, and to 16 bits for weights of 16 bits. So it gets
         # the same weights as F32.
         exact = folder / "float32.tmp"
-        write_float32(path, exact, architecture)
+        write_float32(path, exact)
         tokens = [generator.randrange(VOCABULARY) for _ in range(100)]
         case = {"file": str(path.resolve()), "tokens": tokens, "logits": logits_of(exact, tokens)}
         exact.unlink()
         (folder / f"{name}.logits.json").write_text(json.dumps(case))
         print(name)
-
-
-def write_float32(source, target, architecture):
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, architecture)
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        if field.types[0] == gguf.GGUFValueType.ARRAY:
-            writer.add_key_value(key, field.contents(), field.types[0], sub_type=field.types[1])
-        else:
-            writer.add_key_value(key, field.contents(), field.types[0])
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def main():

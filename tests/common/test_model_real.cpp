@@ -144,7 +144,7 @@ TEST_CASE("SmolLM2: tokens of fixed strings", "[model]") {
   for (const auto& [text, tokens] : all_expected) {
     CAPTURE(text);
     CHECK(real->tokenizer.encode(text) == tokens);
-    CHECK(real->tokenizer.encode_prompt(text) == tokens);  // this model wants no BOS
+    CHECK(real->tokenizer.encode_prompt(text) == tokens);  // this model needs no BOS
     CHECK(real->tokenizer.decode(tokens) == text);
   }
   CHECK(real->tokenizer.eos() == Token{2});

@@ -17,6 +17,21 @@ struct TaskRange {
   int num_texts = 1;  // of which prompts are the beginnings: with few of them, many prompts begin alike
 };
 
+// One text most of the time, else several samples or beams.
+inline void draw_branches(common::Random& random, stage::GenerationRequest& task) {
+  switch (random.below(6)) {
+    case 0:
+      task.num_samples = between(random, 2, 3);
+      break;
+    case 1:
+      task.num_samples = between(random, 1, 3);
+      task.length_penalty = 1.0;
+      break;
+    default:
+      break;
+  }
+}
+
 // One text or several samples or beams, with drafts or without.
 inline stage::GenerationRequest random_task(common::Random& random, const TaskRange& range) {
   stage::GenerationRequest task;
@@ -26,17 +41,9 @@ inline stage::GenerationRequest random_task(common::Random& random, const TaskRa
   if (random.below(4) == 0) {
     task.request.num_speculative_tokens = between(random, 1, 4);
   }
-  switch (random.below(6)) {
-    case 0:
-      task.num_samples = between(random, 2, 3);
-      task.request.sampling.temperature = 1.2F;
-      break;
-    case 1:
-      task.num_samples = between(random, 1, 3);
-      task.length_penalty = 1.0;
-      break;
-    default:
-      break;
+  draw_branches(random, task);
+  if (task.num_samples > 1 && !task.length_penalty.has_value()) {
+    task.request.sampling.temperature = 1.2F;
   }
   return task;
 }

@@ -77,22 +77,14 @@ stage::GenerationRequest random_task(Random& random) {
     const char letter = static_cast<char>('A' + random.below(26));
     request.stop_strings = common::StopStrings({std::string(1, letter)}, letters);
   }
-  switch (random.below(6)) {
-    case 0:
-      task.num_samples = between(random, 2, 3);
-      break;
-    case 1:
-      request = tests::make_request(between(random, 1, 12), between(random, 1, 20), 1);
-      task.num_samples = between(random, 1, 3);
-      task.length_penalty = 1.0;
-      break;
-    default:
-      break;
+  tests::draw_branches(random, task);
+  if (task.length_penalty.has_value()) {  // a beam search takes no options of sampling
+    request = tests::make_request(between(random, 1, 12), between(random, 1, 20), 1);
   }
   return task;
 }
 
-// Kernels want sequences with one token first. Empty if they are.
+// Kernels expect sequences with one token first. Empty if they are.
 std::string problem_of_order(const stage::RaggedBatch& batch) {
   bool has_longer = false;
   for (std::size_t i = 0; i < batch.num_sequences(); ++i) {

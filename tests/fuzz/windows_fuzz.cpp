@@ -72,7 +72,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     tasks.push_back(random_task(random));
     most = std::max(most, stage::max_slots_of(tasks.back().request, tasks.back().num_samples, options.block_size));
   }
-  if (random.below(3) == 0) {  // no block more than the largest task is promised
+  if (random.below(3) == 0) {  // no block more than is set aside for the largest task
     options.num_blocks = most / options.block_size;
   }
   // From the windows of one text alone to as many as there are blocks.

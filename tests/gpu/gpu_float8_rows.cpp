@@ -148,18 +148,10 @@ const std::vector<float> kTokenScales = {1.0F, 0.37F, 2.5F, 0.011F, 7.0F, 1.0F, 
 // One thread, a few warps and all; a row's end within a piece; more than the registers hold.
 const std::vector<std::size_t> kColumns = {16, 48, 512, 576, 1536, 4096, 14336, 16384, 16400, 28672};
 
-bool cannot_run() {
-#ifdef COURSE_EXECUTOR
-  return false;
-#else
-  return !common::has_cuda_device();
-#endif
-}
-
 }  // namespace
 
 TEST_CASE("activations in float8: rows of bfloat16, rounded once, bit by bit", "[gpu]") {
-  if (cannot_run()) {
+  if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   for (const std::size_t cols : kColumns) {
@@ -174,7 +166,7 @@ TEST_CASE("activations in float8: rows of bfloat16, rounded once, bit by bit", "
 }
 
 TEST_CASE("activations in float8: normalised rows, whose scale has the norm", "[gpu]") {
-  if (cannot_run()) {
+  if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   for (const std::size_t cols : kColumns) {
@@ -213,7 +205,7 @@ TEST_CASE("activations in float8: normalised rows, whose scale has the norm", "[
 
 // The product's scales lie where the new ones go, as in CudaLlama.
 TEST_CASE("activations in float8: a product is scaled, added to the residual stream and normalised", "[gpu]") {
-  if (cannot_run()) {
+  if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   for (const std::size_t cols : kColumns) {
@@ -264,7 +256,7 @@ TEST_CASE("activations in float8: a product is scaled, added to the residual str
 }
 
 TEST_CASE("activations in float8: silu(gate) * up to within half a step of float8", "[gpu]") {
-  if (cannot_run()) {
+  if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   for (const std::size_t cols : kColumns) {
@@ -318,7 +310,7 @@ TEST_CASE("activations in float8: silu(gate) * up to within half a step of float
 
 // With more rows than thread blocks, a block has several.
 TEST_CASE("activations in float8: equal rows become equal, however many there are", "[gpu]") {
-  if (cannot_run()) {
+  if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   constexpr std::size_t kTimes = 20;

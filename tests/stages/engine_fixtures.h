@@ -17,20 +17,19 @@ namespace tests {
 inline constexpr int kSmallVocabulary = 61;
 inline constexpr int kSmallContext = 48;
 
-// Random weights; two query heads share a kv head.
+// Few random weights, with the vocabulary and context of this configuration; two query heads share a kv head.
+inline common::Llama narrow_model(common::LlamaConfig config) {
+  config.hidden_size = 32;
+  config.num_layers = 2;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 8;
+  config.feed_forward_size = 48;
+  return common::Llama(config, 1);
+}
+
 inline const common::Llama& small_model() {
-  static const common::Llama model = [] {
-    common::LlamaConfig config;
-    config.vocab_size = kSmallVocabulary;
-    config.context_length = kSmallContext;
-    config.hidden_size = 32;
-    config.num_layers = 2;
-    config.num_heads = 4;
-    config.num_kv_heads = 2;
-    config.head_dim = 8;
-    config.feed_forward_size = 48;
-    return common::Llama(config, 1);
-  }();
+  static const common::Llama model = narrow_model({.vocab_size = kSmallVocabulary, .context_length = kSmallContext});
   return model;
 }
 

@@ -1,4 +1,4 @@
-// A second tier of the prefix cache in the host's memory: its books, its copies, and texts that come back from there.
+// A second tier of the prefix cache in the host's memory: its books, its copies, and texts that are found there.
 // Compiled for stage 8.
 #include "tests/support/catch.h"
 
@@ -146,7 +146,7 @@ TEST_CASE("host cache: what the pool evicts is copied to the host, and back when
   CHECK(pool.table == Blocks{3, 1, 7});
   CHECK(pool.copies == Copies{{1, 8}, {7, 9}});
   CHECK(pool.in_use() == Blocks{8, 9});
-  // The other text's blocks go the same way before this one's come back into them.
+  // The other text's blocks go the same way before this one's are copied back into them.
   CHECK(pool.serve(text) == 8);
   CHECK(pool.table == Blocks{7, 1, 3});
   CHECK(pool.copies == Copies{{1, 10}, {3, 11}, {9, 7}, {8, 1}});
@@ -494,8 +494,8 @@ TEST_CASE("host cache: blocks that are not there yet keep nothing, and then they
   CHECK(host.num_there() == 4);
 }
 
-// Requests are cancelled while a step is computed that reads and writes their blocks: what comes back into such a block
-// must wait for that step, and all else does not.
+// Requests are cancelled while a step is computed that reads and writes their blocks: what is copied back into such a
+// block must wait for that step, and all else does not.
 TEST_CASE("host cache: copies beside the step that is computed leave its blocks alone") {
   for (const int num_sequences : {1, 2, 4}) {
     for (const int fault : {-1, 3, 5, 8, 12}) {  // the index of a copy that throws
@@ -506,11 +506,7 @@ TEST_CASE("host cache: copies beside the step that is computed leave its blocks 
       options.scheduler.max_sequences = num_sequences;
       options.scheduler.run_ahead = true;
       tests::HostBlocksRunner* device = nullptr;
-      options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
-        auto wrapped = std::make_unique<tests::HostBlocksRunner>(std::move(runner), 0);
-        device = wrapped.get();
-        return wrapped;
-      };
+      options.wrap = tests::wrap_in(device, 0);
       tests::Serving serving(options);
       device->fail(tests::RunnerCall::kCopy, fault, fault % 2 == 0);
       const auto& scheduler = dynamic_cast<const stage::HostCacheScheduler&>(serving.engine.scheduler());
@@ -554,11 +550,7 @@ TEST_CASE("host cache: memory that never comes is said once, and the tier has wh
   options.num_host_cache_blocks = 16;
   options.scheduler.run_ahead = true;
   tests::HostBlocksRunner* device = nullptr;
-  options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
-    auto wrapped = std::make_unique<tests::HostBlocksRunner>(std::move(runner), 2);
-    device = wrapped.get();
-    return wrapped;
-  };
+  options.wrap = tests::wrap_in(device, 2);
   tests::Serving serving(options);
   CHECK(device->num_allocated() == 3 + 2);  // those for swapping were asked for
   device->grow(4);
@@ -587,11 +579,7 @@ TEST_CASE("host cache: a copy that fails is carried out with the next pass, in i
       options.num_host_cache_blocks = 7;
       options.scheduler.run_ahead = index % 2 == 1;
       tests::LateRunner* late = nullptr;
-      options.wrap = [&](std::unique_ptr<stage::Runner> runner) {
-        auto wrapped = std::make_unique<tests::LateRunner>(std::move(runner));
-        late = wrapped.get();
-        return wrapped;
-      };
+      options.wrap = tests::wrap_in(late);
       tests::Serving serving(options);
       late->fail(tests::RunnerCall::kCopy, index, is_done);
       CAPTURE(index, is_done);

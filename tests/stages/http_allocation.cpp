@@ -13,6 +13,7 @@
 
 #include "common/model/llama.h"
 #include "common/serving/memory_account.h"
+#include "tests/stages/engine_fixtures.h"
 #include "tests/stages/http_fixtures.h"
 #include "tests/support/catch.h"
 #include "tests/support/failing_allocations.h"
@@ -95,16 +96,7 @@ std::vector<Case> cases() {
 // What a request computes is no matter here, and thousands of requests are made: the bundled model's vocabulary and
 // context, and little else.
 const common::Llama& narrow_model() {
-  static const common::Llama model = [] {
-    common::LlamaConfig config = tests::default_session().model.config();
-    config.hidden_size = 32;
-    config.num_layers = 2;
-    config.num_heads = 4;
-    config.num_kv_heads = 2;
-    config.head_dim = 8;
-    config.feed_forward_size = 48;
-    return common::Llama(config, 1);
-  }();
+  static const common::Llama model = tests::narrow_model(tests::default_session().model.config());
   return model;
 }
 

@@ -43,6 +43,16 @@ struct ServingOptions {
   std::function<std::unique_ptr<stage::Runner>(std::unique_ptr<stage::Runner>)> wrap = nullptr;
 };
 
+// For ServingOptions::wrap: a Wrapper of the runner and these arguments, which `made` points to from then on.
+template <typename Wrapper, typename... Arguments>
+auto wrap_in(Wrapper*& made, Arguments... arguments) {
+  return [&made, arguments...](std::unique_ptr<stage::Runner> runner) -> std::unique_ptr<stage::Runner> {
+    auto wrapper = std::make_unique<Wrapper>(std::move(runner), arguments...);
+    made = wrapper.get();
+    return wrapper;
+  };
+}
+
 inline std::unique_ptr<stage::Engine> make_serving_engine(const common::Llama& model,
                                                           const stage::EngineOptions& engine,
                                                           stage::VirtualClock& clock, const ServingOptions& options) {

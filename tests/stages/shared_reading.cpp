@@ -37,7 +37,7 @@ const std::string kNoProblem;
 
 stage::SharedReading& sharing(stage::Engine& engine) { return dynamic_cast<stage::SharedReading&>(engine.runner()); }
 
-// A client that wants nothing.
+// A client that uses nothing.
 class Dropped : public common::RequestSink {
  public:
   void on_token(int, int, common::Token, const common::TokenLogprobs*) override {}

@@ -178,11 +178,7 @@ struct WindowedServing {
   ServingOptions wrapped(ServingOptions options, int num_parts) {
     options.speculates = true;
     options.has_windows = true;
-    options.wrap = [this, num_parts](std::unique_ptr<stage::Runner> inner) {
-      auto poisoning = std::make_unique<PoisoningRunner>(std::move(inner), num_parts);
-      runner = poisoning.get();
-      return poisoning;
-    };
+    options.wrap = wrap_in(runner, num_parts);
     return options;
   }
 };

@@ -29,7 +29,7 @@ struct FusedLinear {
   int num_tokens = 0;
   const void* x = nullptr;  // [num_x_rows, num_cols]
   const int* rows =
-      nullptr;         // [num_tokens], which rows of x; nullptr: the first num_tokens, as both kinds of tiles want it
+      nullptr;         // [num_tokens], which rows of x; nullptr: the first num_tokens, as both kinds of tiles need it
   int num_x_rows = 0;  // a row beyond them gives NaN
   const float* squares = nullptr;  // [num_x_rows, num_cols / the kernel's columns of a sum, rounded up]; nullptr: x is
                                    //   what it is

@@ -420,7 +420,7 @@ function drawTier(context, snapshot, width, height, theme) {
   context.fillStyle = theme.dim;
   const {kept, back} = tierMoves(snapshot);
   const moves = [...(kept ? [`${kept} kept ↓`] : []), ...(back ? [`${back} brought back ↑`] : [])].join(", ");
-  const size = allocated < total ? `${allocated}, of ${total} planned` : `${total}`;
+  const size = allocated < total ? `${allocated} allocated, ${total} asked for` : `${total}`;
   context.fillText(`second tier: ${used} of ${size}`, 0, height / 2 - (moves ? 7 : 0), width);
   context.fillStyle = theme.bad;
   context.fillText(moves, 0, height / 2 + 7, width);

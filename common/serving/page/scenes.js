@@ -33,8 +33,8 @@ const kScenes = [
    isMoment: (step, best) => !best && step.happened.copyOnWrites.length > 0},
   {name: "Beams", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["Once upon a time"], {max_tokens: 18, n: 4, use_beam_search: true}),
-   watch: "In each step the four best continuations go on. A beam that splits shares all its blocks with its twin and copies one when it writes; one that loses gives back only " +
-     "what no other shares.",
+   watch: "In each step the four best continuations go on. A beam that splits shares all its blocks with its twin and copies one when it writes; when one loses, only the blocks " +
+     "that no other shares are freed.",
    isMoment: (step, best) => step.happened.copyOnWrites.length > (best?.happened.copyOnWrites.length ?? 0)},
   {name: "Preempted: computed again", sizes: {slots: 96, block_size: 4, budget: 64, swap: false},
    send: (post) => post(kStory.slice(0, 4), {max_tokens: 44, temperature: 0.8, seed: 1, ignore_eos: true}),
@@ -43,7 +43,7 @@ const kScenes = [
    isMoment: (step, best) => !best && step.happened.recomputed.length > 0},
   {name: "Preempted: swapped out", sizes: {slots: 96, block_size: 4, budget: 64, swap: true},
    send: (post) => post(kStory.slice(0, 4), {max_tokens: 44, temperature: 0.8, seed: 1, ignore_eos: true}),
-   watch: "The same four texts, but the latest request's blocks are copied to the host's memory (dotted, under the pool), and come back later into other blocks: same logical order, " +
+   watch: "The same four texts, but the latest request's blocks are copied to the host's memory (dotted, under the pool), and later back into other blocks: same logical order, " +
      "new numbers. The host has room for all of them here, so nothing is computed again.",
    isMoment: (step, best) => !best && step.happened.swapped_out.length > 0},
   {name: "A full queue", sizes: {slots: 160, block_size: 4, budget: 64, swap: false},
@@ -64,7 +64,7 @@ const kScenes = [
   {name: "Behind the window", needsWindow: true, sizes: {slots: 96, block_size: 4, budget: 64, swap: false},
    send: (post) => post(kStory.slice(0, 2), {max_tokens: 64, temperature: 0.8, seed: 2, ignore_eos: true}),
    watch: "Each query of this model sees the last tokens only, as far as its window reaches. Blocks behind the window are given up while the text goes on: one empty block stands in for all of them " +
-     "(empty, in the table), so that the others keep their places. The pool could not hold both texts as wholes.",
+     "(empty, in the table), so that the others keep their places. The pool could not hold all of both texts.",
    isMoment: (step) => step.happened.behind > 0 && step.numRunning > 1},
   {name: "Drafts", needsDrafts: true, sizes: {slots: 128, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["The cat said, who is there? The dog said, who is there? The cock said,"], {max_tokens: 32, temperature: 0, num_speculative_tokens: 4}),

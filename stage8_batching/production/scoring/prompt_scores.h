@@ -17,13 +17,13 @@
 namespace stage8 {
 
 // The same log-probabilities, from a prompt's steps. Returns the request unchanged if its reply isn't forced to its
-// end, or if it wants no log-probabilities, or those of more than kMaxScoredBest tokens.
+// end, or if it asks for no log-probabilities, or those of more than kMaxScoredBest tokens.
 common::Request with_scored_prompt(common::Request request);
 
 // Throws InputError if a score of the group could not be computed: a logit was no number, or infinite.
 void check_scores(const SequenceGroup& group);
 
-// The rows of the step's batch that its groups want scored.
+// The rows of the step's batch that its groups need scored.
 std::vector<common::ScoredRow> scored_rows(const Step& step);
 
 }  // namespace

@@ -40,7 +40,7 @@ class DraftAccount {
 
 class SpeculatingScheduler : public Scheduler {
  public:
-  // default_drafts: for requests that do not say how many they want.
+  // default_drafts: for requests that do not say how many.
   SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
                        int default_drafts, const TokenCost& cost);
 

@@ -1,5 +1,5 @@
 // Blocks that no query will see again, because every layer has the same window: they are freed while their sequence
-// lives.
+// is live.
 //
 // The table keeps their places, so that positions stay what they are. One block, which is never written to nor
 // published, stands in all of them:
@@ -23,8 +23,8 @@ void replace_block(KvCacheManager& manager, SequenceId sequence, int index, int 
 // Frees these blocks of the sequence. num_unpublished: how many of the last tokens may be in a step in flight, whose
 // blocks are published when it is collected. stand_in: the block that stands in for another sequence of the same
 // request, or -1. Sequences that share blocks share it too: a new one for each could take more than it frees, and more
-// than the request was promised. For a new one, there must be two blocks to free, and one without an owner; otherwise
-// nothing changes. Returns the block to pass on.
+// than was set aside for the request. For a new one, there must be two blocks to free, and one without an owner;
+// otherwise nothing changes. Returns the block to pass on.
 int free_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int window, int num_unpublished = 0,
                        int stand_in = -1);
 
