@@ -97,10 +97,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     options.num_blocks = most / options.block_size;
   }
   // Room for the windows of any of them, but not for the longest as a whole.
-  if (!has_global && options.num_host_cache_blocks == 0 && random.below(3) == 0) {
+  if (!has_global && options.num_host_cache_blocks == 0 && random.below(2) == 0) {
     const int in_flight = options.scheduler.run_ahead.value_or(false) ? options.scheduler.token_budget : 0;
     const int window = stage::max_blocks_of_window(model.config().window + in_flight, options.block_size);
-    options.num_blocks = between(random, 1, 3) * (std::max(window, 2) + 2);
+    options.num_blocks = between(random, 1, 4) * (std::max(window, 2) + 2);
   }
   // From the windows of one text alone to as many as there are blocks.
   const int least = stage::max_blocks_of_window(model.config().window, options.block_size);
@@ -114,10 +114,12 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
       windowed.submit(tasks[num_submitted++]);
-      const std::size_t earlier = random.below(num_submitted);
-      if (const auto next = next_turn(random, tasks[earlier], serving.engine.output(static_cast<int>(earlier)));
-          next.has_value() && tasks.size() < kMaxTasks && random.below(2) == 0) {
-        tasks.insert(tasks.begin() + static_cast<std::ptrdiff_t>(num_submitted), *next);
+      for (int tries = 0; tries < 4 && tasks.size() < kMaxTasks; ++tries) {
+        const std::size_t earlier = random.below(num_submitted);
+        if (const auto next = next_turn(random, tasks[earlier], serving.engine.output(static_cast<int>(earlier)))) {
+          tasks.insert(tasks.begin() + static_cast<std::ptrdiff_t>(num_submitted), *next);
+          break;
+        }
       }
     }
     if (!serving.engine.step()) {

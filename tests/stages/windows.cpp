@@ -207,6 +207,23 @@ struct NumbersAndTexts {
   stage::EvictedTexts evicted;
 };
 
+// When a request is admitted, another caller's sequence takes so many blocks that the parts of a step are too few.
+class CrowdedScheduler : public stage::LocalPoolScheduler {
+ public:
+  using LocalPoolScheduler::LocalPoolScheduler;
+
+  int num_taken = 0;  // blocks
+
+ protected:
+  bool find_room(stage::SequenceGroup& group, const stage::Admission& admission) override {
+    const bool has_room = LocalPoolScheduler::find_room(group, admission);
+    if (has_room && num_taken > 0) {
+      REQUIRE(manager_.allocate(1000, num_taken * manager_.block_size()));
+    }
+    return has_room;
+  }
+};
+
 // The texts of a model in which every second layer sees all.
 void check_texts(tests::WindowedServing& windowed, const Llama& model,
                  const std::vector<stage::GenerationRequest>& requests) {
@@ -778,6 +795,33 @@ TEST_CASE("windows: too few parts preempt a request, or let it wait, as too few 
     check_texts(windowed, model, requests);
     CHECK(windowed.runner->max_held() <= 9);
   }
+}
+
+TEST_CASE("windows: a step that is scheduled again books the drafts of the one before once", "[windows]") {
+  constexpr int kNumBlocks = 60;
+  stage::KvCacheManager manager(kNumBlocks, 4);
+  stage::SequenceIds ids;
+  const auto pool = std::make_shared<stage::LocalPool>(
+      stage::LocalPoolSize{.num_parts = 30, .num_blocks = kNumBlocks, .block_size = 4, .window = 6});
+  CrowdedScheduler scheduler(pool, manager, {}, true, 3, {.per_token = 0.4, .max_tokens = 64});
+  common::Request request;
+  for (int i = 0; i < 24; ++i) {
+    request.prompt.push_back(i % 6);  // that goes on so
+  }
+  request.max_new_tokens = 20;
+  const auto first = std::make_shared<stage::ParallelSampling>(manager, ids, 0, request, 1);
+  scheduler.add(first);
+  REQUIRE(scheduler.schedule().groups.size() == 1);
+  manager.commit(0, 24);
+  first->extend({{0}, {}}, 0.0);
+
+  scheduler.add(std::make_shared<stage::ParallelSampling>(manager, ids, 1, tests::make_request(9, 4), 1));
+  scheduler.num_taken = 26;  // with 3 of the first request and 3 of the second, 2 more than there are
+  const stage::ScheduledStep step = scheduler.schedule();
+  REQUIRE(step.groups.size() == 2);
+  CHECK(step.groups[1].tokens.num_tokens == Blocks{4});  // of 9: the others have no room in the second attempt
+  // If those of the first attempt were booked, of which none has become text, the request would pause.
+  CHECK(scheduler.drafts_of(0).size() == 3);
 }
 
 TEST_CASE("windows: a request whose windows can't be in the pool fails alone, with the reason", "[windows]") {
