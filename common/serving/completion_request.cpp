@@ -250,6 +250,9 @@ void read_logprobs(const Fields& fields, CompletionRequest& result) {
 
 // How many tokens each of `num_texts` texts can have after the prompt, if nothing else is in the cache.
 int max_new_tokens(const CompletionLimits& limits, int prompt_length, int num_texts) {
+  if (num_texts == 1 && limits.max_context > limits.num_slots) {  // the cache need not hold all of it
+    return std::max(limits.max_context - prompt_length, 1);
+  }
   const int shared = prompt_length / limits.block_size;
   const int blocks = limits.num_slots / limits.block_size;
   const int length = (shared + std::max(blocks - shared, 0) / num_texts) * limits.block_size;

@@ -410,7 +410,8 @@ void EngineThread::restart_engine() {
   engine_ = make_engine_({.sizes = wanted_sizes_});
   is_recovering_ = false;
   const EngineDescription engine = engine_->description();
-  max_context_ = std::min(engine.context_length, engine_->status().slots.total);
+  max_context_ =
+      engine.exceeds_cache ? engine.context_length : std::min(engine.context_length, engine_->status().slots.total);
   max_sequences_ = engine.max_sequences;
   max_drafts_ = engine.max_drafts;
   {

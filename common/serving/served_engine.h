@@ -54,6 +54,8 @@ struct EngineDescription {
   int max_drafts = 0;       // that a request may ask for, in each step
   int window = 0;           // how many tokens a query sees, if that is the same in all layers; 0: all
   bool reads_once = false;  // blocks that several sequences of a step begin with, however few
+  // Whether one text may be longer than the cache.
+  bool exceeds_cache = false;
 };
 
 // The current state, in numbers that take no time to collect.

@@ -155,7 +155,8 @@ common::EngineDescription EngineAdapter::description() const {
           .context_length = engine_.context_length(),
           .max_drafts = max_drafts(),
           .window = model.has_windows() && model.global_period == 0 ? model.window : 0,
-          .reads_once = shares_all_reading(engine_)};
+          .reads_once = shares_all_reading(engine_),
+          .exceeds_cache = exceeds_cache(engine_)};
 }
 
 common::EngineStatus EngineAdapter::status() const {
@@ -228,7 +229,7 @@ int EngineAdapter::submit(const common::GenerationRequest& request, double arriv
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
   const bool has_texts = request.counted == common::Counted::kTexts;
-  return add_client(engine_.submit(scores_prompts_ ? in_fewest_steps(request) : request, on_token, arrival),
+  return add_client(submit_request(engine_, scores_prompts_ ? in_fewest_steps(request) : request, on_token, arrival),
                     {std::move(sink), static_cast<int>(request.request.prompt.size()), has_texts});
 }
 

@@ -1,6 +1,7 @@
 #include "make_engine.h"
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,7 +11,6 @@
 #ifdef COURSE_PRODUCTION
 #include <algorithm>
 #include <limits>
-#include <optional>
 
 #include "../production/host_cache/host_cache_runner.h"
 #include "../production/host_cache/host_cache_scheduler.h"
@@ -20,6 +20,7 @@
 #include "../production/speculation/speculating_engine.h"
 #include "../production/windows/hidden_blocks.h"
 #include "../production/windows/local_pool_scheduler.h"
+#include "../production/windows/window_prompt_scheduler.h"
 #include "common/app/notes.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
@@ -123,12 +124,25 @@ common::WindowPoolFigures window_pool_figures(const Engine& engine) {
 }
 
 std::string window_obstacle(const Engine& engine, const GenerationRequest& request) {
-  const auto* const scheduler = dynamic_cast<const LocalPoolScheduler*>(&engine.scheduler());
   const std::int64_t length = static_cast<std::int64_t>(request.request.prompt.size()) + request.request.max_new_tokens;
-  const bool is_possible = length <= engine.context_length() && request.num_samples >= 1 &&
-                           request.num_samples <= engine.scheduler().max_group_size();
-  return scheduler != nullptr && is_possible ? scheduler->obstacle(request.request, request.num_samples)
-                                             : std::string();
+  if (length > engine.context_length() || request.num_samples < 1 ||
+      request.num_samples > engine.scheduler().max_group_size()) {
+    return "";
+  }
+  if (const auto* const parts = dynamic_cast<const LocalPoolScheduler*>(&engine.scheduler())) {
+    return parts->obstacle(request.request, request.num_samples);
+  }
+  const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
+  return scheduler != nullptr ? scheduler->obstacle(request.request, request.num_samples) : "";
+}
+
+bool exceeds_cache(const Engine& engine) {
+  const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
+  return scheduler != nullptr && scheduler->exceeds_pool();
+}
+
+int submit_request(Engine& engine, const GenerationRequest& request, TokenSink sink, std::optional<double> arrival) {
+  return submit_beyond(engine, request, std::move(sink), arrival);
 }
 
 std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
@@ -208,6 +222,12 @@ common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {
 common::WindowPoolFigures window_pool_figures(const Engine& /*engine*/) { return {}; }
 
 std::string window_obstacle(const Engine& /*engine*/, const GenerationRequest& /*request*/) { return {}; }
+
+bool exceeds_cache(const Engine& /*engine*/) { return false; }
+
+int submit_request(Engine& engine, const GenerationRequest& request, TokenSink sink, std::optional<double> arrival) {
+  return engine.submit(request, std::move(sink), arrival);
+}
 
 std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return {}; }
 

@@ -368,6 +368,10 @@ TEST_CASE("Gemma 3 against float64", "[llama][windows]") {
     tiny.global_period = 2;
     check_against_float64(tiny);
   }
+  SECTION("with fewer layers than its period, so that none sees all") {
+    tiny.num_layers = 5;
+    check_against_float64(tiny);
+  }
   SECTION("with a window that hides nothing, and still says how its layers rotate") {
     tiny.window = 64;  // the context
     check_against_float64(tiny);
@@ -398,6 +402,14 @@ TEST_CASE("what a file of Gemma 3 says, and what not", "[llama][windows]") {
   CHECK(config.embedding_scale == std::sqrt(20.0F));
   for (int layer = 0; layer < 18; ++layer) {
     CHECK(config.window_of(layer) == (layer == 5 || layer == 11 || layer == 17 ? 0 : 7));
+  }
+  TinyModel few = tiny;
+  few.num_layers = 5;
+  const Bytes few_bytes = few.builder().build();
+  const LlamaConfig short_config = Llama::read_config(Gguf::parse(few_bytes, "tiny.gguf"));
+  CHECK(short_config.global_period == 0);  // one pool for all layers (WINDOWS.md)
+  for (int layer = 0; layer < 5; ++layer) {
+    CHECK(short_config.window_of(layer) == 7);
   }
   CHECK(refusal_with("gemma3.block_count", 62, tiny) ==
         "Gemma 3 27B divides its scores by another number than the root of head_dim, which is not supported");

@@ -1,13 +1,15 @@
 // Random requests in small pools, to a model whose layers see the last tokens only, with and without layers that see
 // all. A text is compared with that of the same request served alone, by an engine that frees no block before its
-// sequence ends. What no query may read is NaN (windowed_model.h). Every case is a function of its seed, which a
-// failure prints:
+// sequence ends. Some requests go on with the text of an earlier one, and some are longer than the pool. What no query
+// may read is NaN (windowed_model.h). Every case is a function of its seed, which a failure prints:
 //
 //   build/tests/windows_fuzz_stage8 --cases 300 --seed 1
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/parallel.h"
@@ -20,6 +22,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+#include STAGE_HEADER(production/windows/window_prompt_scheduler.h)
 // clang-format on
 
 namespace {
@@ -29,6 +32,7 @@ using tests::between;
 using tests::FuzzCounts;
 using tests::FuzzFailure;
 
+constexpr std::size_t kMaxTasks = 14;  // of a case
 constexpr int kDefaultCases = tests::kSanitized ? 30 : 250;
 
 stage::GenerationRequest random_task(Random& random) {
@@ -60,6 +64,23 @@ bool is_too_wide(const stage::LocalPool* pool, const stage::GenerationRequest& t
                                 pool->size().num_parts;
 }
 
+// The text of a request that has ended, a few tokens and a reply: the next turn of a conversation. Nothing if it is too
+// long.
+std::optional<stage::GenerationRequest> next_turn(Random& random, const stage::GenerationRequest& task,
+                                                  const stage::RequestOutput& output) {
+  constexpr int kMaxPrompt = 110;
+  if (!output.finished() || output.completions.empty()) {
+    return std::nullopt;
+  }
+  stage::GenerationRequest next = random_task(random);
+  std::vector<common::Token>& prompt = next.request.prompt;
+  prompt.resize(static_cast<std::size_t>(std::min(between(random, 1, 8), static_cast<int>(prompt.size()))));
+  const std::vector<common::Token>& reply = output.completions.front().tokens;
+  prompt.insert(prompt.begin(), reply.begin(), reply.end());
+  prompt.insert(prompt.begin(), task.request.prompt.begin(), task.request.prompt.end());
+  return prompt.size() <= kMaxPrompt ? std::optional(std::move(next)) : std::nullopt;
+}
+
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
   common::set_num_threads(1);  // they would wait for each other longer than they compute
   Random random(seed);
@@ -75,6 +96,12 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   if (random.below(3) == 0) {  // no block more than is set aside for the largest task
     options.num_blocks = most / options.block_size;
   }
+  // Room for the windows of any of them, but not for the longest as a whole.
+  if (!has_global && options.num_host_cache_blocks == 0 && random.below(2) == 0) {
+    const int in_flight = options.scheduler.run_ahead.value_or(false) ? options.scheduler.token_budget : 0;
+    const int window = stage::max_blocks_of_window(model.config().window + in_flight, options.block_size);
+    options.num_blocks = between(random, 1, 4) * (std::max(window, 2) + 2);
+  }
   // From the windows of one text alone to as many as there are blocks.
   const int least = stage::max_blocks_of_window(model.config().window, options.block_size);
   const int num_parts = between(random, std::min(least, options.num_blocks), options.num_blocks);
@@ -86,7 +113,14 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
-      serving.submit(tasks[num_submitted++]);
+      windowed.submit(tasks[num_submitted++]);
+      for (int tries = 0; tries < 4 && tasks.size() < kMaxTasks; ++tries) {
+        const std::size_t earlier = random.below(num_submitted);
+        if (const auto next = next_turn(random, tasks[earlier], serving.engine.output(static_cast<int>(earlier)))) {
+          tasks.insert(tasks.begin() + static_cast<std::ptrdiff_t>(num_submitted), *next);
+          break;
+        }
+      }
     }
     if (!serving.engine.step()) {
       continue;
@@ -116,6 +150,11 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
       continue;
     }
     counts.add("requests");
+    counts.add("longer than the pool",
+               stage::max_slots_of(tasks[i].request, tasks[i].num_samples, options.block_size) / options.block_size >
+                       options.num_blocks
+                   ? 1
+                   : 0);
     counts.add("several samples", tasks[i].num_samples > 1 && !tasks[i].length_penalty.has_value() ? 1 : 0);
     counts.add("beam searches", tasks[i].length_penalty.has_value() ? 1 : 0);
     if (const std::string problem = tests::compare_output(output, tests::served_alone(tasks[i], model));
@@ -125,6 +164,9 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   }
   if (const auto* tiers = dynamic_cast<const stage::HostCacheScheduler*>(&serving.engine.scheduler())) {
     counts.add("back from the host", tiers->host_cache().statistics().restored);
+  }
+  if (const auto* prompts = dynamic_cast<const stage::WindowPromptScheduler*>(&serving.engine.scheduler())) {
+    counts.add("found behind evicted blocks", prompts->statistics().prompts);
   }
   if (const stage::LocalPool* pool = windowed.runner->local_pool()) {
     counts.add("parts given up", pool->num_evicted());
@@ -140,6 +182,7 @@ int main(int argc, char** argv) {
   return tests::run_fuzz(
       {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
       FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed", "back from the host",
-                  "steps with freed blocks", "cached tokens", "too wide", "parts given up", "found by local pools"}),
+                  "steps with freed blocks", "cached tokens", "too wide", "parts given up", "found by local pools",
+                  "found behind evicted blocks", "longer than the pool"}),
       run_case);
 }

@@ -61,13 +61,14 @@ struct HttpFixtureOptions {
   bool pool_controls = true;
   std::vector<std::string> cors_origins = {};
   std::shared_ptr<common::MemoryAccount> memory = nullptr;
+  const common::Llama* model = &default_session().model;  // with the bundled model's vocabulary
 };
 
 // All but the network.
 struct ApiFixture {
   explicit ApiFixture(const HttpFixtureOptions& options = {})
       : view(&default_session().tokenizer),
-        engine(engines(options), {options.max_queue, options.paused},
+        engine(engines(options, *options.model), {options.max_queue, options.paused},
                [this](const common::EngineNews& news) { view.update(news); }),
         api(default_model(), engine, view,
             {"tales-5m",

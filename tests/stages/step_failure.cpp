@@ -62,22 +62,25 @@ struct Setup {
   Preemption preemption = Preemption::kRecompute;
   int num_host_cache_blocks = 0;  // a second tier of the prefix cache (production/)
   int num_parts = 0;  // every second layer has a window, and all of these so many blocks of their own (production/)
+  bool has_windows = false;  // all layers
 };
 
 const std::vector<Setup> kSetups = {
-    {false, Preemption::kRecompute},  {false, Preemption::kSwap},
-    {true, Preemption::kRecompute},   {true, Preemption::kSwap},
+    {false, Preemption::kRecompute},        {false, Preemption::kSwap},
+    {true, Preemption::kRecompute},         {true, Preemption::kSwap},
 #ifdef COURSE_PRODUCTION
-    {false, Preemption::kSwap, 6},    {true, Preemption::kRecompute, 6},
-    {false, Preemption::kSwap, 0, 6}, {false, Preemption::kRecompute, 0, 6},
+    {false, Preemption::kSwap, 6},          {true, Preemption::kRecompute, 6},
+    {false, Preemption::kSwap, 0, 6},       {false, Preemption::kRecompute, 0, 6},
+    {false, Preemption::kSwap, 0, 0, true}, {true, Preemption::kRecompute, 0, 0, true},
 #endif
 };
 
 const common::Llama& model_of([[maybe_unused]] const Setup& setup) {
 #ifdef COURSE_PRODUCTION
   static const common::Llama windowed = tests::windowed_model(5, 2);
-  if (setup.num_parts > 0) {
-    return windowed;
+  static const common::Llama all_windowed = tests::windowed_model(5);
+  if (setup.num_parts > 0 || setup.has_windows) {
+    return setup.has_windows ? all_windowed : windowed;
   }
 #endif
   return small_model();
@@ -110,7 +113,7 @@ class WindowsRunner : public LateRunner, public stage::SeparateWindows {
 #endif
 
 struct Run {
-  explicit Run(const Setup& setup) {
+  explicit Run(const Setup& setup) : has_windows(setup.has_windows) {
     common::set_num_threads(1);  // they would wait for each other longer than they compute
     stage::EngineOptions options;
     options.num_slots = kNumBlocks * kBlockSize;
@@ -132,7 +135,7 @@ struct Run {
     late = late == nullptr ? std::make_unique<LateRunner>(std::move(cpu)) : std::move(late);
     runner = late.get();
     runner->around([] { return std::make_shared<Counting>(false); });
-    if (setup.num_host_cache_blocks == 0 && setup.num_parts == 0) {
+    if (setup.num_host_cache_blocks == 0 && setup.num_parts == 0 && !setup.has_windows) {
       engine = std::make_unique<stage::Engine>(model, options, std::move(late), clock);
     }
 #ifdef COURSE_PRODUCTION
@@ -202,9 +205,10 @@ struct Run {
       }
     }
 #endif
-    return tests::check_ledger(manager, kNumBlocks, kBlockSize);
+    return tests::check_ledger(manager, kNumBlocks, kBlockSize, has_windows);
   }
 
+  bool has_windows = false;
   stage::VirtualClock clock;
   LateRunner* runner = nullptr;
   std::unique_ptr<stage::Engine> engine;
@@ -314,7 +318,7 @@ TEST_CASE("a step holds or never was: every call of the runner fails once") {
           CHECK(outcome.problem == kNoProblem);
           CHECK(outcome.num_thrown == 0);
           CHECK((outcome.num_failed <= 1 || call == RunnerCall::kWait));  // one that was alone in its step
-          CHECK((outcome.hits > 0.0 || setup.num_parts > 0));
+          CHECK((outcome.hits > 0.0 || setup.num_parts > 0 || setup.has_windows));
           CHECK((outcome.restored > 0) == (setup.num_host_cache_blocks > 0));
           preemptions += outcome.preemptions;
         }

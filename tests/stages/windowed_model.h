@@ -16,6 +16,7 @@
 // clang-format off
 #include STAGE_HEADER(production/cpu/scoring_cpu_runner.h)
 #include STAGE_HEADER(production/windows/local_pool.h)
+#include STAGE_HEADER(production/windows/window_prompt_scheduler.h)
 // clang-format on
 
 namespace tests {
@@ -162,6 +163,9 @@ struct WindowedServing {
       : serving(wrapped(std::move(options), num_parts), model) {
     runner->watch(serving.engine_manager());
   }
+
+  // As Serving's, also of requests that are longer than the pool.
+  int submit(const stage::GenerationRequest& request) { return stage::submit_beyond(serving.engine, request); }
 
   // As Serving's, of both pools.
   std::string problem() const {

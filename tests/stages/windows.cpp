@@ -3,8 +3,11 @@
 #include "tests/support/catch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <list>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -14,6 +17,7 @@
 
 #include "common/math/sampling.h"
 #include "common/serving/prometheus.h"
+#include "tests/stages/http_fixtures.h"
 #include "tests/stages/number_pool.h"
 #include "tests/stages/windowed_model.h"
 #include "tests/support/compare.h"
@@ -22,11 +26,16 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
+#include STAGE_HEADER(production/scoring/prompt_scores.h)
+#include STAGE_HEADER(production/windows/evicted_texts.h)
 #include STAGE_HEADER(production/windows/hidden_blocks.h)
 #include STAGE_HEADER(production/windows/local_pool.h)
 #include STAGE_HEADER(production/windows/local_pool_scheduler.h)
+#include STAGE_HEADER(production/windows/window_prompt_scheduler.h)
+#include STAGE_HEADER(production/windows/window_prompts.h)
 #include STAGE_HEADER(production/windows/windowed_attention.h)
 #include STAGE_HEADER(serve/engine_adapter.h)
+#include STAGE_HEADER(serve/make_engine.h)
 // clang-format on
 
 using common::Llama;
@@ -118,6 +127,11 @@ std::vector<common::Token> text(int first, int last) {
   return result;
 }
 
+std::vector<common::Token> joined_text(std::vector<common::Token> left, const std::vector<common::Token>& right) {
+  left.insert(left.end(), right.begin(), right.end());
+  return left;
+}
+
 // A pool of numbers and parts beside it, as the scheduler drives them.
 struct NumbersAndParts {
   NumbersAndParts(int num_parts, int window, int num_blocks, int num_host_blocks = 0)
@@ -161,6 +175,55 @@ struct NumbersAndParts {
   stage::LocalPool parts;
 };
 
+// Numbers in blocks of 4, of which queries see the last 6, and what is known of texts that were evicted.
+struct NumbersAndTexts {
+  explicit NumbersAndTexts(int num_blocks) : numbers(num_blocks, kBlockSize), evicted(num_blocks) {
+    numbers.manager().on_evict([this](int block) { evicted.add(numbers.manager().prefix_cache(), block); });
+  }
+
+  // Computes more of the sequence's text, and then frees what the next query does not see.
+  void append(int sequence, const std::vector<common::Token>& tokens) {
+    REQUIRE(numbers.manager().reserve(sequence, static_cast<int>(tokens.size())));
+    numbers.manager().commit(sequence, tokens);
+    stage::free_hidden_blocks(numbers.manager(), sequence, kWindow);
+  }
+  void start(int sequence, const std::vector<common::Token>& tokens) {
+    REQUIRE(numbers.manager().allocate(sequence, 1));
+    append(sequence, tokens);
+  }
+  Blocks find(const std::vector<common::Token>& tokens, std::uint64_t salt = 0) {
+    return stage::find_window(numbers.manager(), evicted, tokens, salt, kWindow).blocks;
+  }
+  // Evicts cached blocks, and leaves all that have no owner free.
+  void evict(int num_blocks) {
+    const auto num_free = static_cast<int>(numbers.manager().free_blocks().size());
+    REQUIRE(numbers.manager().allocate(99, (num_free + num_blocks) * kBlockSize));
+    numbers.manager().free(99);
+  }
+
+  static constexpr int kBlockSize = 4;
+  static constexpr int kWindow = 6;
+  tests::NumberPool numbers;
+  stage::EvictedTexts evicted;
+};
+
+// When a request is admitted, another caller's sequence takes so many blocks that the parts of a step are too few.
+class CrowdedScheduler : public stage::LocalPoolScheduler {
+ public:
+  using LocalPoolScheduler::LocalPoolScheduler;
+
+  int num_taken = 0;  // blocks
+
+ protected:
+  bool find_room(stage::SequenceGroup& group, const stage::Admission& admission) override {
+    const bool has_room = LocalPoolScheduler::find_room(group, admission);
+    if (has_room && num_taken > 0) {
+      REQUIRE(manager_.allocate(1000, num_taken * manager_.block_size()));
+    }
+    return has_room;
+  }
+};
+
 // The texts of a model in which every second layer sees all.
 void check_texts(tests::WindowedServing& windowed, const Llama& model,
                  const std::vector<stage::GenerationRequest>& requests) {
@@ -176,7 +239,7 @@ std::vector<int> serve_in_turn(tests::WindowedServing& windowed,
                                const std::vector<stage::GenerationRequest>& requests) {
   std::vector<int> found;
   for (const stage::GenerationRequest& request : requests) {
-    const int id = windowed.serving.submit(request);
+    const int id = windowed.submit(request);
     while (windowed.serving.engine.step()) {
       CHECK(windowed.problem() == kNoProblem);
     }
@@ -405,6 +468,197 @@ TEST_CASE("windows: more texts run at once than have room as wholes", "[windows]
   CHECK(preempted == 0);
 }
 
+// WINDOWS.md, a prompt's window by hand.
+TEST_CASE("windows: a prompt begins with its window, by hand", "[windows]") {
+  NumbersAndTexts pool(8);
+  order_blocks(pool.numbers);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 10));
+  pool.append(0, text(11, 13));
+  pool.append(0, text(14, 17));
+  CHECK(manager.block_table(0) == Blocks{2, 2, 2, 5, 4});
+  manager.free(0);
+  const std::list<int>& cached = manager.prefix_cache().evictable();
+  CHECK(Blocks(cached.begin(), cached.end()) == Blocks{1, 7, 3, 5});
+  pool.evict(2);
+  CHECK(Blocks(cached.begin(), cached.end()) == Blocks{3, 5});
+  CHECK(pool.evicted.size() == 2);
+
+  CHECK(pool.find(text(1, 17)) == Blocks{-1, -1, 3, 5});
+  CHECK(pool.find(text(1, 15)).empty());  // 7 … 12, of which 5 … 8 are gone
+  CHECK(pool.find(text(2, 18)).empty());  // another text
+  CHECK(pool.find(text(1, 17), 1).empty());
+  REQUIRE(stage::allocate_behind(manager, 1, pool.find(text(1, 17)), 0, 2, 0));
+  CHECK(manager.block_table(1) == Blocks{2, 2, 3, 5, 4});
+  CHECK(manager.length(1) == 16);
+  CHECK(manager.prefix_cache().statistics().tokens_saved == 16);
+  CHECK(pool.numbers.ledger(true) == kNoProblem);
+  // What follows is published behind it.
+  pool.append(1, {17, 50, 51, 52});
+  CHECK(manager.prefix_cache().contains(4));
+  CHECK(pool.numbers.ledger(true) == kNoProblem);
+  manager.free(1);
+  CHECK(pool.find(joined_text(text(1, 17), {50, 51, 52, 9})).size() == 5);
+}
+
+TEST_CASE("windows: a prompt that can't begin changes nothing", "[windows]") {
+  NumbersAndTexts pool(6);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 17));
+  manager.free(0);
+  const Blocks found = pool.find(text(1, 18));
+  CHECK(found.size() == 4);
+  CHECK(found[1] == -1);
+  // Two that are seen, one that stands in, and one for each four tokens.
+  CHECK(stage::num_taken(manager, found, 9) == 6);
+  const tests::Snapshot before = tests::take_snapshot(manager);
+  CHECK(!stage::allocate_behind(manager, 1, found, 0, 13, 0));
+  CHECK(!stage::allocate_behind(manager, 1, found, 0, 9, 1));
+  CHECK(tests::take_snapshot(manager) == before);
+  CHECK(tests::is_refused_as_a_bug([&] { stage::allocate_behind(manager, 1, {}, 0, 1, 0); }));
+  CHECK(stage::allocate_behind(manager, 1, found, 0, 9, 0));
+  CHECK(pool.numbers.ledger(true) == kNoProblem);
+}
+
+TEST_CASE("windows: a text that was evicted and computed again is still the text of the blocks behind", "[windows]") {
+  NumbersAndTexts pool(12);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 13));
+  pool.append(0, text(14, 25));
+  manager.free(0);
+  pool.evict(2);
+  CHECK(pool.find(text(1, 25)).size() == 6);
+  // Its first two blocks again, under new numbers.
+  pool.start(1, text(1, 9));
+  manager.free(1);
+  CHECK(manager.prefix_cache().find(text(1, 25), 0).size() == 2);
+  CHECK(pool.find(text(1, 25)).size() == 6);
+  CHECK(pool.find(text(1, 9)).size() == 2);
+}
+
+TEST_CASE("windows: what no cached block goes on with is forgotten", "[windows]") {
+  constexpr int kNumBlocks = 10;
+  NumbersAndTexts pool(kNumBlocks);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  std::size_t most = 0;
+  for (int i = 0; i < 200; ++i) {
+    pool.start(i, text(100 * i, 100 * i + 24));
+    manager.free(i);
+    most = std::max(most, pool.evicted.size());
+  }
+  // Those that were added since it was looked after last, and what stands before the blocks of the pool.
+  CHECK(most <= std::size_t{2} * kNumBlocks);
+  CHECK(most >= kNumBlocks);
+
+  // However long texts are: 16 for each block.
+  pool.start(1000, text(1, 5));
+  for (int end = 9; end < 2000; end += 4) {
+    pool.append(1000, text(end - 3, end));
+  }
+  CHECK(pool.evicted.size() == std::size_t{stage::EvictedTexts::kMaxPerBlock} * kNumBlocks);
+}
+
+TEST_CASE("windows: a conversation's second turn finds its window, although its first blocks are gone", "[windows]") {
+  const Llama model = tests::windowed_model(10);
+  tests::ServingOptions options{.num_blocks = 22};
+  options.scheduler.token_budget = 12;
+  tests::WindowedServing windowed(options, model);
+  const stage::GenerationRequest first{tests::make_request(60, 20)};
+  serve_in_turn(windowed, {first, {tests::make_request(35, 4, 1)}});
+  stage::GenerationRequest second = first;
+  const std::vector<common::Token> reply = windowed.serving.engine.output(0).completions.front().tokens;
+  second.request.prompt.insert(second.request.prompt.end(), reply.begin(), reply.end());
+  second.request.prompt.insert(second.request.prompt.end(), {5, 6, 7});
+  CHECK(windowed.serving.engine_manager().prefix_cache().find(second.request.prompt, 0).empty());
+  CHECK(serve_in_turn(windowed, {second}) == std::vector<int>{76});  // all full blocks of 79
+  CHECK(tests::compare_output(windowed.serving.engine.output(2), tests::served_alone(second, model)) == kNoProblem);
+  const auto& scheduler =
+      dynamic_cast<const stage::WindowPromptScheduler&>(std::as_const(windowed.serving.engine).scheduler());
+  CHECK(scheduler.statistics().prompts == 1);
+  CHECK(scheduler.statistics().tokens == 76);
+}
+
+TEST_CASE("windows: a request is longer than the pool", "[windows]") {
+  const Llama model = tests::windowed_model(10);
+  // A window's blocks, one behind it, and one to go on. Budgets smaller and larger than the pool.
+  constexpr int kBlocksOfOne = 4 + 2;
+  for (const int num_samples : {1, 3}) {
+    stage::GenerationRequest request{tests::make_request(100, 30), num_samples};
+    request.request.sampling.temperature = 1.0F;
+    const stage::GenerationRequest other{tests::make_request(5, 8, 1)};
+    const std::vector<common::Completion> expected = tests::served_alone(request, model);
+    const std::vector<common::Completion> expected_other = tests::served_alone(other, model);
+    for (const int token_budget : {5, 200}) {
+      for (const stage::Preemption preemption : {stage::Preemption::kRecompute, stage::Preemption::kSwap}) {
+        tests::ServingOptions options{.num_blocks = num_samples * kBlocksOfOne, .num_host_blocks = 100};
+        options.scheduler.token_budget = token_budget;
+        options.scheduler.preemption = preemption;
+        tests::WindowedServing windowed(options, model);
+        CAPTURE(num_samples, token_budget);
+        for (const stage::GenerationRequest& served : {other, request, other, request}) {
+          windowed.submit(served);
+        }
+        CHECK(windowed.serving.run() == kNoProblem);
+        for (const int id : {0, 1, 2, 3}) {
+          CAPTURE(id);
+          CHECK(tests::compare_output(windowed.serving.engine.output(id), id % 2 == 0 ? expected_other : expected) ==
+                kNoProblem);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("windows: a request whose windows are more than the pool is rejected", "[windows]") {
+  const Llama model = tests::windowed_model(10);
+  tests::WindowedServing windowed({.num_blocks = 5}, model);
+  const int id = windowed.submit({tests::make_request(100, 30)});
+  CHECK(windowed.serving.engine.output(id).finish_reason == common::FinishReason::kRejected);
+  CHECK(stage::window_obstacle(windowed.serving.engine, {tests::make_request(100, 30)}) ==
+        "the request needs up to 6 blocks at once, and the whole cache has 5 (20 slots): --slots 24 would do, or fewer "
+        "new tokens or sequences");
+  CHECK(stage::window_obstacle(windowed.serving.engine, {tests::make_request(10, 10)}) == kNoProblem);
+  // What is wrong besides its length is still a reason.
+  tests::WindowedServing roomy({.num_blocks = 20}, model);
+  stage::GenerationRequest strange{tests::make_request(100, 30)};
+  strange.request.prompt.back() = -1;
+  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "token -1 is not in the vocabulary");
+  strange = {tests::make_request(100, 0)};
+  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "no new tokens are requested");
+  strange = {tests::make_request(100, 30)};
+  strange.request.num_logprobs = -1;
+  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "logprobs must be at least 0");
+}
+
+TEST_CASE("windows: a prompt's log-probabilities are those of a reply that is forced to be it", "[windows]") {
+  for (const int global_period : {0, 2}) {
+    const Llama model = tests::windowed_model(7, global_period);
+    stage::GenerationRequest forced{tests::make_request(60, 59)};
+    std::vector<common::Token>& prompt = forced.request.prompt;
+    forced.request.forced.assign(prompt.begin() + 1, prompt.end());
+    prompt.resize(1);
+    forced.request.num_logprobs = 2;
+    const std::vector<common::TokenLogprobs> expected = tests::served_alone(forced, model).front().logprobs;
+    for (const int token_budget : {5, 100}) {
+      tests::ServingOptions options{.num_blocks = 20, .speculates = true, .has_windows = true};
+      options.scheduler.token_budget = token_budget;
+      tests::Serving serving(options, model);
+      serving.submit({tests::make_request(60, 4)});  // whose blocks would be found
+      CHECK(serving.run() == kNoProblem);
+      serving.submit({stage::with_scored_prompt(forced.request)});
+      CHECK(serving.run() == kNoProblem);
+      const std::vector<common::TokenLogprobs>& actual = serving.engine.output(1).completions.front().logprobs;
+      CAPTURE(global_period, token_budget);
+      REQUIRE(actual.size() == 59);
+      for (std::size_t i = 0; i < actual.size(); ++i) {
+        CHECK(actual[i].drawn.token == forced.request.forced[i]);
+        CHECK(std::abs(actual[i].drawn.logprob - expected[i].drawn.logprob) < 1e-4F);
+        CHECK(actual[i].rank == expected[i].rank);
+      }
+    }
+  }
+}
+
 // WINDOWS.md, two kinds of layers by hand.
 TEST_CASE("windows: two pools, by hand", "[windows]") {
   NumbersAndParts pools(3, 6, 8);
@@ -535,7 +789,7 @@ TEST_CASE("windows: too few parts preempt a request, or let it wait, as too few 
     std::vector<stage::GenerationRequest> requests;
     for (int i = 0; i < 4; ++i) {
       requests.push_back({tests::make_request(5 + i, 30, i)});  // 9 blocks each, of which windows see 4
-      windowed.serving.submit(requests.back());
+      windowed.submit(requests.back());
     }
     std::size_t num_preempted = 0;
     while (windowed.serving.engine.step()) {
@@ -547,6 +801,33 @@ TEST_CASE("windows: too few parts preempt a request, or let it wait, as too few 
     check_texts(windowed, model, requests);
     CHECK(windowed.runner->max_held() <= 9);
   }
+}
+
+TEST_CASE("windows: a step that is scheduled again books the drafts of the one before once", "[windows]") {
+  constexpr int kNumBlocks = 60;
+  stage::KvCacheManager manager(kNumBlocks, 4);
+  stage::SequenceIds ids;
+  const auto pool = std::make_shared<stage::LocalPool>(
+      stage::LocalPoolSize{.num_parts = 30, .num_blocks = kNumBlocks, .block_size = 4, .window = 6});
+  CrowdedScheduler scheduler(pool, manager, {}, true, 3, {.per_token = 0.4, .max_tokens = 64});
+  common::Request request;
+  for (int i = 0; i < 24; ++i) {
+    request.prompt.push_back(i % 6);  // that goes on so
+  }
+  request.max_new_tokens = 20;
+  const auto first = std::make_shared<stage::ParallelSampling>(manager, ids, 0, request, 1);
+  scheduler.add(first);
+  REQUIRE(scheduler.schedule().groups.size() == 1);
+  manager.commit(0, 24);
+  first->extend({{0}, {}}, 0.0);
+
+  scheduler.add(std::make_shared<stage::ParallelSampling>(manager, ids, 1, tests::make_request(9, 4), 1));
+  scheduler.num_taken = 26;  // with 3 of the first request and 3 of the second, 2 more than there are
+  const stage::ScheduledStep step = scheduler.schedule();
+  REQUIRE(step.groups.size() == 2);
+  CHECK(step.groups[1].tokens.num_tokens == Blocks{4});  // of 9: the others have no room in the second attempt
+  // If those of the first attempt were booked, of which none has become text, the request would pause.
+  CHECK(scheduler.drafts_of(0).size() == 3);
 }
 
 TEST_CASE("windows: a request whose windows can't be in the pool fails alone, with the reason", "[windows]") {
@@ -605,4 +886,38 @@ TEST_CASE("windows: a server's figures tell what the second pool saves", "[windo
   CHECK(state.status.window_pool.bytes_saved == 90 * block_bytes);
   CHECK(common::metrics_text(state, "small").find("course:window_pool_blocks{model_name=\"small\"} 10\n") !=
         std::string::npos);
+}
+
+TEST_CASE("windows: over HTTP, a request whose windows don't fit is refused, and the server goes on", "[windows]") {
+  common::LlamaConfig config = tests::default_session().model.config();
+  config.window = 24;
+  for (const int global_period : {0, 2}) {
+    config.global_period = global_period;
+    const Llama model(config, 1, common::Windows::kComputed);
+    // One pool: 16 blocks for 8 with one text. Two pools: 2 windows' 7 parts each and a step's 2, for at most 7 in
+    // each.
+    tests::ApiFixture fixture({.num_slots = global_period == 0 ? 64 : 800,
+                               .context_length = global_period == 0 ? 400 : 800,
+                               .token_budget = 8,
+                               .model = &model});
+    const auto ask = [&](int num_tokens, int num_samples) {
+      return fixture.post("/v1/completions", {{"prompt", std::vector<int>(static_cast<std::size_t>(num_tokens), 5)},
+                                              {"max_tokens", 20},
+                                              {"n", num_samples},
+                                              {"ignore_eos", true}});
+    };
+    CAPTURE(global_period);
+    CHECK(ask(100, 1).status == 200);
+    const common::ApiReply refused = ask(100, 4);
+    CHECK(refused.status == 400);
+    const std::string message = nlohmann::json::parse(refused.body)["error"]["message"];
+    CHECK(message ==
+          (global_period == 0
+               ? "the request needs up to 36 blocks at once, and the whole cache has 16 (64 slots): --slots 144 would "
+                 "do, or fewer new tokens or sequences"
+               : "4 sequences need up to 28 blocks in layers that see 24 tokens, which have 16: fewer sequences would "
+                 "do, or more --slots"));
+    CHECK(ask(100, 1).status == 200);
+    CHECK(fixture.is_pool_empty());
+  }
 }

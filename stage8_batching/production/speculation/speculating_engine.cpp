@@ -16,6 +16,7 @@
 #include "../host_cache/host_cache_scheduler.h"
 #include "../scoring/prompt_scores.h"
 #include "../windows/local_pool_scheduler.h"
+#include "../windows/window_prompt_scheduler.h"
 #include "../windows/window_scheduler.h"
 #include "common/base/check.h"
 
@@ -252,8 +253,8 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
       return std::make_unique<LocalPoolScheduler>(local_pool, manager, scheduler, use_prefix_cache, num_drafts, chosen);
     }
     if (window > 0) {
-      return std::make_unique<WindowScheduler<SpeculatingScheduler>>(window, num_in_flight, manager, scheduler,
-                                                                     use_prefix_cache, num_drafts, chosen);
+      return std::make_unique<WindowPromptScheduler>(window, num_in_flight, manager, scheduler, use_prefix_cache,
+                                                     num_drafts, chosen);
     }
     return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);
   };

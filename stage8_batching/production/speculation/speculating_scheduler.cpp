@@ -76,7 +76,7 @@ std::span<const common::Token> SpeculatingScheduler::drafts_of(SequenceId sequen
 }
 
 void SpeculatingScheduler::count_accepted(const SequenceGroup& group) {
-  if (const auto found = requests_.find(group.id()); found != requests_.end()) {
+  if (const auto found = accounts_.find(group.id()); found != accounts_.end()) {
     found->second.accepted += 1;
   }
 }
@@ -163,7 +163,7 @@ int SpeculatingScheduler::reserve_drafts(const std::vector<SequenceId>& sequence
 }
 
 SpeculatingScheduler::Request& SpeculatingScheduler::find(const SequenceGroup& group) {
-  Request& request = requests_.try_emplace(group.id(), Request{DraftAccount(cost_)}).first->second;
+  Request& request = accounts_.try_emplace(group.id(), Request{DraftAccount(cost_)}).first->second;
   if (request.drafts > 0 || request.waits) {
     request.account.book(request.drafts, request.accepted, request.num_sequences);
   }
@@ -174,7 +174,7 @@ SpeculatingScheduler::Request& SpeculatingScheduler::find(const SequenceGroup& g
 }
 
 void SpeculatingScheduler::forget_ended() {
-  if (requests_.size() <= running().size() + waiting().size()) {
+  if (accounts_.size() <= running().size() + waiting().size()) {
     return;
   }
   std::set<int> served;
@@ -184,7 +184,7 @@ void SpeculatingScheduler::forget_ended() {
   for (const auto& group : waiting()) {
     served.insert(group->id());
   }
-  std::erase_if(requests_, [&](const auto& entry) { return !served.contains(entry.first); });
+  std::erase_if(accounts_, [&](const auto& entry) { return !served.contains(entry.first); });
 }
 
 }  // namespace

@@ -60,10 +60,6 @@ class SpeculatingScheduler : public Scheduler {
   // Shares no block with a request whose prompt is scored (../scoring/prompt_scores.h).
   bool find_room(SequenceGroup& group, const Admission& admission) override;
 
-  std::map<SequenceId, std::vector<common::Token>> drafts_;
-  bool is_awaited_ = false;
-
- private:
   struct Request {
     DraftAccount account;
     bool waits = false;  // whether its last step could have had drafts, so that its tokens are waited for
@@ -71,7 +67,13 @@ class SpeculatingScheduler : public Scheduler {
     int accepted = 0;    // of these
     int num_sequences = 1;
   };
+  using Accounts = std::map<int, Request>;  // by id, of requests that have drafted
 
+  std::map<SequenceId, std::vector<common::Token>> drafts_;
+  bool is_awaited_ = false;
+  Accounts accounts_;  // schedule() books each request's last step
+
+ private:
   // Max drafts of a step for the group.
   int max_drafts(const SequenceGroup& group) const;
   // Whether drafts of the last tokens that are known would have been right.
@@ -87,7 +89,6 @@ class SpeculatingScheduler : public Scheduler {
   int default_drafts_;
   TokenCost cost_;
   int min_match_;
-  std::map<int, Request> requests_;  // by id, those that have drafted
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "../../engine.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "finding_room.h"
 
 namespace stage8 {
 namespace {
@@ -36,23 +37,6 @@ class Ballast {
   KvCacheManager& manager_;
 };
 
-// What a group without blocks computes first, in one sequence: all that its texts have in common, but no last token of
-// several texts.
-std::vector<common::Token> common_text(const SequenceGroup& group) {
-  const Branch& first = group.live().front();
-  std::size_t num_common = first.tokens.size() + (group.pending_row().has_value() ? 1 : 0);
-  if (group.live().size() > 1) {
-    num_common = first.tokens.size() - 1;
-    for (const Branch& branch : group.live()) {
-      const std::size_t length = std::min(num_common, branch.tokens.size());
-      const auto end = first.tokens.begin() + static_cast<std::ptrdiff_t>(length);
-      num_common = static_cast<std::size_t>(std::mismatch(first.tokens.begin(), end, branch.tokens.begin()).first -
-                                            first.tokens.begin());
-    }
-  }
-  return group.tokens(first.sequence, 0, static_cast<int>(group.request().prompt.size() + num_common));
-}
-
 }  // namespace
 
 int num_local_parts(const common::LlamaConfig& config, const EngineOptions& options, const CacheSize& cache) {
@@ -71,6 +55,7 @@ LocalPoolScheduler::LocalPoolScheduler(std::shared_ptr<LocalPool> pool, KvCacheM
 
 ScheduledStep LocalPoolScheduler::schedule() {
   const int num_parts = pool_->size().num_parts;
+  const Accounts accounts = accounts_;
   has_preempted_ = false;
   pool_->begin_step(manager_);
   ScheduledStep step;
@@ -79,7 +64,7 @@ ScheduledStep LocalPoolScheduler::schedule() {
     const bool is_short = !is_first || max_growth() > room;
     ScheduledStep attempt;
     {
-      const Ballast ballast(manager_, is_short ? num_available() - room : 0);
+      const Ballast ballast(manager_, is_short ? num_available(manager_) - room : 0);
       attempt = SpeculatingScheduler::schedule();
     }
     // A request that is preempted leaves more blocks than parts, so that too many may have been reserved, or more parts
@@ -95,6 +80,7 @@ ScheduledStep LocalPoolScheduler::schedule() {
     step = std::move(attempt);
     if (!fits) {
       roll_back();
+      accounts_ = accounts;  // as if no attempt had been made: else each would book the last step's drafts
     }
   }
   pool_->end_step(manager_);
@@ -129,7 +115,7 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
     return static_cast<int>(group.live().size()) * max_window <= room &&
            SpeculatingScheduler::find_room(group, admission);
   }
-  if (num_available() <= admission.spare_blocks) {
+  if (num_available(manager_) <= admission.spare_blocks) {
     return false;  // before the tokens are hashed
   }
   const std::vector<common::Token> text = common_text(group);
@@ -154,7 +140,7 @@ bool LocalPoolScheduler::allocate(const SequenceGroup& group, std::span<const co
   const int num_tokens = std::min(admission.max_tokens, static_cast<int>(text.size() - num_found));
   const auto num_cached = static_cast<int>(
       std::count_if(shared.begin(), shared.end(), [&](int block) { return manager_.reference_count(block) == 0; }));
-  if (blocks_needed(num_tokens, block_size) > num_available() - num_cached - admission.spare_blocks) {
+  if (blocks_needed(num_tokens, block_size) > num_available(manager_) - num_cached - admission.spare_blocks) {
     return false;
   }
   // One token more than what is shared: the manager leaves the last one to be computed.
@@ -193,10 +179,6 @@ int LocalPoolScheduler::max_growth() const {
     }
   }
   return num_blocks;
-}
-
-int LocalPoolScheduler::num_available() const {
-  return static_cast<int>(manager_.free_blocks().size() + manager_.prefix_cache().evictable().size());
 }
 
 }  // namespace

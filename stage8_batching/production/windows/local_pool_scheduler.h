@@ -40,7 +40,6 @@ class LocalPoolScheduler : public SpeculatingScheduler {
  private:
   // The most blocks that the running groups can take in the next step, with drafts.
   int max_growth() const;
-  int num_available() const;  // blocks without an owner
   // As Scheduler::find_room() for a group whose blocks `shared` are found, although more of them are cached.
   bool allocate(const SequenceGroup& group, std::span<const common::Token> text, std::span<const int> shared,
                 const Admission& admission);

@@ -20,6 +20,13 @@ class WindowScheduler : public Base {
       : Base(std::forward<Arguments>(arguments)...), window_(window), num_in_flight_(num_in_flight) {}
 
   ScheduledStep schedule() override {
+    free_hidden();
+    return Base::schedule();
+  }
+
+ protected:
+  // Of all running groups.
+  void free_hidden() {
     if constexpr (requires { this->take_over_copies(); }) {  // a block that stands in may take an evicted one's place
       this->take_over_copies();
     }
@@ -27,12 +34,18 @@ class WindowScheduler : public Base {
       int stand_in = -1;  // of the group's sequences
       for (const Branch& branch : group->live()) {
         if (this->manager_.contains(branch.sequence)) {
-          stand_in = free_hidden_blocks(this->manager_, branch.sequence, window_, num_in_flight_, stand_in);
+          // The last one after the others, so that it is evicted after them: a prompt with this text begins where a
+          // block ends, and may see one block more than the text's own next query.
+          for (const int num_tokens : {num_in_flight_ + this->manager_.block_size(), num_in_flight_}) {
+            stand_in = free_hidden_blocks(this->manager_, branch.sequence, window_, num_tokens, stand_in);
+          }
         }
       }
     }
-    return Base::schedule();
   }
+
+  int window() const { return window_; }
+  int num_in_flight() const { return num_in_flight_; }
 
  private:
   int window_;

@@ -1,0 +1,62 @@
+// A scheduler for models whose layers all have the same window, without a second tier of the prefix cache. It frees the
+// blocks behind the windows, as WindowScheduler does, and looks at windows where others look at whole texts:
+//   - A prompt begins with cached blocks if those are there that its first query sees (window_prompts.h).
+//   - A request may be longer than the pool. Alone, it is computed in chunks for which there is room, and what is
+//     behind its windows then is freed before the next one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "../../engine.h"
+#include "../speculation/speculating_scheduler.h"
+#include "evicted_texts.h"
+#include "window_scheduler.h"
+
+namespace stage8 {
+
+class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
+ public:
+  // Counts of events so far.
+  struct Statistics {
+    std::int64_t prompts = 0;  // that began with cached blocks, although some before them were not
+    std::int64_t tokens = 0;   // saved by that
+  };
+
+  // window, num_in_flight: WindowScheduler's. The other arguments are SpeculatingScheduler's.
+  WindowPromptScheduler(int window, int num_in_flight, KvCacheManager& manager, const SchedulerOptions& options,
+                        bool use_prefix_cache, int default_drafts, const TokenCost& cost);
+
+  ScheduledStep schedule() override;
+
+  // Whether one text may be longer than the pool.
+  bool exceeds_pool() const { return max_held(1) <= evicted_.num_blocks(); }
+  // Whether the request is longer than the pool: then its windows must fit.
+  bool is_beyond(const common::Request& request, int num_sequences) const;
+  // Why not even its windows do; empty if they do, or if all of it does.
+  std::string obstacle(const common::Request& request, int num_sequences) const;
+
+  const EvictedTexts& evicted_texts() const { return evicted_; }
+  const Statistics& statistics() const { return statistics_; }
+
+ protected:
+  bool find_room(SequenceGroup& group, const Admission& admission) override;
+
+ private:
+  bool is_beyond(const SequenceGroup& group) const { return is_beyond(group.request(), group.max_sequences()); }
+  // How many blocks are enough for so many sequences that run alone, however long they are.
+  int max_held(int num_sequences) const;
+  // If one group runs and holds all blocks: gives up blocks behind its windows, as a block is needed that stands in for
+  // them.
+  void make_room_to_stand_in();
+
+  EvictedTexts evicted_;
+  Statistics statistics_;
+};
+
+// As engine.submit(), but also takes a request that is longer than the pool if the engine's scheduler can serve it.
+int submit_beyond(Engine& engine, const GenerationRequest& request, TokenSink sink = nullptr,
+                  std::optional<double> arrival = std::nullopt);
+
+}  // namespace
