@@ -64,14 +64,18 @@ common::Pages LayerKernels::own(const common::Pages& pages) const {
   return result;
 }
 
-void LayerKernels::copy(bool has_window, std::span<const common::PageCopy> copies, cudaStream_t stream) const {
+void LayerKernels::copy(bool has_window, std::span<const BlockCopy> copies, cudaStream_t stream) const {
   if (copies.empty()) {
     return;
   }
+  std::vector<common::PageCopy> launch;
+  for (const auto& [source, destination] : copies) {
+    launch.push_back({source, destination});
+  }
   const common::Pages first = pages_of(has_window);
   const auto num_layers = static_cast<int>(std::count(has_window_.begin(), has_window_.end(), has_window));
-  kernels_.copy_blocks(first.keys, first.values, num_layers, first.shape, copies.data(),
-                       static_cast<int>(copies.size()), stream);
+  kernels_.copy_blocks(first.keys, first.values, num_layers, first.shape, launch.data(),
+                       static_cast<int>(launch.size()), stream);
 }
 
 void LayerKernels::copy_blocks(void* keys, void* values, int num_layers, const common::PageShape& shape,

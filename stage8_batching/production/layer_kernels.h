@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "../block_copy.h"
 #include "common/model/llama.h"
 #include "common/paged/paged_kernels.h"
 
@@ -43,7 +44,7 @@ class LayerKernels final : public common::PagedKernels {
   // As pages(), of the layers that see all, or of those with a window.
   common::Pages pages_of(bool has_window) const;
   // Copies blocks, or parts, in all layers that have them. As the other table's copy_blocks.
-  void copy(bool has_window, std::span<const common::PageCopy> copies, cudaStream_t stream) const;
+  void copy(bool has_window, std::span<const BlockCopy> copies, cudaStream_t stream) const;
 
   // How long a context may be in a step without windows.
   int max_seen() const { return window_ > 0 ? window_ : std::numeric_limits<int>::max(); }

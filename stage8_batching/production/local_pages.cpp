@@ -27,15 +27,12 @@ void LocalPages::copy(const LayerKernels& kernels, std::span<const BlockCopy> co
   const LocalPoolSize& size = pool_->size();
   // Parts of host blocks have numbers behind all blocks', and there are fewer parts.
   const auto number = [&](int part) { return part < size.num_blocks ? part : part - size.num_blocks + size.max_parts; };
-  std::vector<common::PageCopy> inside;
+  std::vector<BlockCopy> numbered;
   for (const auto& [source, destination] : copies) {
-    if (source >= size.num_blocks || destination >= size.num_blocks) {
-      host_parts_.copy(kernels.pages_of(true), {number(source), number(destination)}, stream);
-    } else {
-      inside.push_back({source, destination});
-    }
+    numbered.push_back({number(source), number(destination)});
   }
-  kernels.copy(true, inside, stream.get());
+  host_parts_.copy_behind(kernels.pages_of(true), numbered, stream,
+                          [&](std::span<const BlockCopy> inside) { kernels.copy(true, inside, stream.get()); });
 }
 
 void LocalPages::upload(std::size_t which, const RaggedBatch& batch, int num_tokens, const common::Stream& stream) {

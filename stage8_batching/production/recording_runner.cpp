@@ -188,11 +188,7 @@ void RecordingRunner::copy_inside(std::span<const BlockCopy> copies) {
     GpuRunner::copy_blocks(copies);
     return;
   }
-  std::vector<common::PageCopy> launch;
-  for (const auto& [source, destination] : copies) {
-    launch.push_back({source, destination});
-  }
-  tables_->layers.copy(false, launch, stream().get());
+  tables_->layers.copy(false, copies, stream().get());
 }
 
 void RecordingRunner::copy_beside(std::span<const BlockCopy> copies) {
