@@ -289,17 +289,10 @@ class Engine {
   }
 
   void copy() {
-    while (!manager_.pending_copies().empty()) {
-      const std::span<const stage::BlockCopy> copies = stage::independent_copies(manager_.pending_copies());
-      std::vector<common::PageCopy> inside;
-      for (const stage::BlockCopy& copy : copies) {
-        if (host_blocks_.contains(copy.source) || host_blocks_.contains(copy.destination)) {
-          host_blocks_.copy(memory_.kernels.pages_of(false), copy, memory_.stream);
-        } else {
-          inside.push_back({copy.source, copy.destination});
-        }
-      }
-      memory_.kernels.copy(false, inside, memory_.stream.get());
+    if (const std::span<const stage::BlockCopy> copies = manager_.pending_copies(); !copies.empty()) {
+      host_blocks_.copy_behind(
+          memory_.kernels.pages_of(false), copies, memory_.stream,
+          [&](std::span<const stage::BlockCopy> inside) { memory_.kernels.copy(false, inside, memory_.stream.get()); });
       num_copies += static_cast<int>(copies.size());
       manager_.clear_pending_copies(copies.size());
     }
