@@ -23,19 +23,20 @@ void launch(void (*kernel)(PrefillCall), const PrefillCall& call, int num_tasks,
                  call);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kWindows>
 void choose_type(const PrefillCall& call, int num_tasks, common::Overlap overlap, cudaStream_t stream) {
   if constexpr (kHeadDim <= kMaxFloat8PrefillHeadDim) {
     if (call.pages.shape.type == ScalarType::kFloat8) {
-      return launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim>, call, num_tasks, overlap, stream);
+      return launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim, kWindows>, call, num_tasks, overlap,
+                                                   stream);
     }
   }
-  if constexpr (kHeadDim <= kMaxSharingHeadDim) {
+  if constexpr (kHeadDim <= kMaxSharingHeadDim && !kWindows) {
     if (call.order != nullptr) {
-      return launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim, true>, call, num_tasks, overlap, stream);
+      return launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim, false, true>, call, num_tasks, overlap, stream);
     }
   }
-  launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim>, call, num_tasks, overlap, stream);
+  launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim, kWindows>, call, num_tasks, overlap, stream);
 }
 
 }  // namespace
@@ -56,13 +57,15 @@ void prefill_attention(const Pages& pages, const BatchArrays& batch, const void*
                          .order = order};
   const bool begins_early = beside_previous || order != nullptr;
   const common::Overlap overlap = begins_early ? common::Overlap::kPrevious : common::Overlap::kNone;
-  if (pages.shape.head_dim == 64) {
-    choose_type<64>(call, workspace.shape.max_tasks, overlap, stream);
-  } else if (pages.shape.head_dim == 128) {
-    choose_type<128>(call, workspace.shape.max_tasks, overlap, stream);
-  } else {
-    choose_type<256>(call, workspace.shape.max_tasks, overlap, stream);
-  }
+  with_windows(batch.window, [&](auto windows) {
+    if (pages.shape.head_dim == 64) {
+      choose_type<64, windows>(call, workspace.shape.max_tasks, overlap, stream);
+    } else if (pages.shape.head_dim == 128) {
+      choose_type<128, windows>(call, workspace.shape.max_tasks, overlap, stream);
+    } else {
+      choose_type<256, windows>(call, workspace.shape.max_tasks, overlap, stream);
+    }
+  });
 }
 
 }  // namespace common

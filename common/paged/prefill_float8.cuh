@@ -42,11 +42,12 @@ struct Float8PrefillShared : PrefillShared<kHeadDim> {
 
 // In place of TileCopier: copies and then converts, K of a tile and then V. It is compiled where there is no wgmma too:
 // a test runs it there.
-template <int kHeadDim>
+template <int kHeadDim, bool kHasWindows>
 struct TileConverter {
   using Shape = PrefillShape<kHeadDim>;
   using Tiles = Float8Tiles<kHeadDim>;
   using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
+  static constexpr bool kWindows = kHasWindows;
   static constexpr int kPieces = Tiles::kPieces;
   static constexpr int kVecs = kTileRows * Stored::kVecs / 32;  // the vectors of a piece that a thread converts
   static constexpr int kProducerRegisters = 72;
@@ -80,7 +81,7 @@ struct TileConverter {
 
     __device__ __forceinline__ void look_up() {
       if (token >= 0 && token < num_seen) {
-        const int block = table[max(token, first_seen) / shape.block_size];
+        const int block = table[token_looked_up<kWindows>(token, first_seen) / shape.block_size];
         offset = row_offset(shape, block, kv_head, token % shape.block_size);
       }
       token -= kTilesAtOnce * Shape::kTokens;
@@ -204,7 +205,7 @@ struct TileConverter {
 
 #endif  // COURSE_BULK_COPY
 
-template <int kHeadDim>
+template <int kHeadDim, bool kWindows>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     prefill_float8_kernel(const __grid_constant__ PrefillCall call) {
 #if COURSE_WGMMA
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     }
     common::fence_barrier_init();
   }
-  prefill_block<kHeadDim, TileConverter<kHeadDim>>(call, shared);
+  prefill_block<kHeadDim, TileConverter<kHeadDim, kWindows>>(call, shared);
 #endif
 }
 

@@ -39,6 +39,7 @@
 #include "common/paged/fresh.cuh"
 #include "common/paged/online_softmax.cuh"
 #include "common/paged/ragged_plan.h"
+#include "common/paged/windows.cuh"
 
 namespace common {
 
@@ -174,9 +175,10 @@ struct QueryRows {
 // ---- producers ---------------------------------------------------------------------------------------------------
 
 // How a thread of the first warpgroup loads K and V into the rings: with its warp, it copies them.
-template <int kHeadDim>
+template <int kHeadDim, bool kHasWindows>
 struct TileCopier {
   using Shape = PrefillShape<kHeadDim>;
+  static constexpr bool kWindows = kHasWindows;
   static constexpr int kWarps = common::kWarpgroupThreads / 32;
   static constexpr int kPieces = Shape::kTokens / kTileRows / kWarps;  // the pieces of a panel that a warp copies
   static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
@@ -217,15 +219,14 @@ struct TileCopier {
 
   // Loads the tiles of a piece of work, from the last to the tile with token first_seen, in the order in which
   // consumers take them (PrefillRows::attend): after the tiles that are computed alone, K of a tile before V of the
-  // previous one. The place of that V is free later: behind it, K would come too late. In place of blocks in front of
-  // first_seen, which may be another sequence's, its block is copied.
+  // previous one. The place of that V is free later: behind it, K would come too late.
   __device__ __forceinline__ void load(const int* table, int kv_head, int first_seen, int num_seen) {
-    const int first_token = first_seen / Shape::kTokens * Shape::kTokens;
+    const int first_token = kWindows ? first_seen / Shape::kTokens * Shape::kTokens : first_seen;
     const int block_size = call.pages.shape.block_size;
     const int panel = lane / kPieces;
     // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
     int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
-    int block = token < num_seen ? table[max(token, first_seen) / block_size] : 0;
+    int block = token < num_seen ? table[token_looked_up<kWindows>(token, first_seen) / block_size] : 0;
     int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
     int num_alone = Shape::kTilesAlone;
     std::int64_t previous = -1;  // where V begins that is still to be copied
@@ -233,7 +234,7 @@ struct TileCopier {
       const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
                                   SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
       if (token - Shape::kTokens >= first_token) {
-        block = table[max(token - Shape::kTokens, first_seen) / block_size];
+        block = table[token_looked_up<kWindows>(token - Shape::kTokens, first_seen) / block_size];
       }
       copy_keys(offset, count);
       if (num_alone > 0) {
@@ -367,8 +368,8 @@ struct PrefillProducer {
       }
       common::arrive_when_copied(full);
       ticket = take_ticket();
-      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.task.first_token + work.task.num_hidden,
-                 work.num_seen);
+      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head,
+                 work.task.first_token + (Tiles::kWindows ? work.task.num_hidden : 0), work.num_seen);
       slot.advance();
     }
   }
@@ -377,7 +378,7 @@ struct PrefillProducer {
 // ---- consumers ---------------------------------------------------------------------------------------------------
 
 // kRegisters: how many a thread has.
-template <int kHeadDim, int kRegisters>
+template <int kHeadDim, int kRegisters, bool kWindows>
 struct PrefillRows {
   using Shape = PrefillShape<kHeadDim>;
   static constexpr int kTokens = Shape::kTokens;
@@ -497,7 +498,7 @@ struct PrefillRows {
           score = n * 8 + i < seen ? score : -INFINITY;
         }
       }
-      if (call.batch.window > 0) {
+      if (kWindows && call.batch.window > 0) {
         const int hidden = seen - call.batch.window;
 #pragma unroll
         for (int n = 0; n < kColumns / 8; ++n) {
@@ -725,7 +726,7 @@ struct PrefillRows {
       }
     }
     add_scores<kColumns, true>(tile * kTokens);
-    if (num_hidden > 0) {
+    if (kWindows && num_hidden > 0) {
       clear_values(0, num_hidden);
     }
     if (count < kColumns) {
@@ -740,9 +741,45 @@ struct PrefillRows {
     return max(work.task.first_token, call.batch.num_hidden(seen_by_last) + kTokens - 1) / kTokens;
   }
 
-  // Computes all tiles, from the last to the first. The last one and kRows / kTokens before it may hold tokens that
-  // some rows do not see, and so may those in which windows begin; they are masked. Between them are whole tiles.
-  __device__ __forceinline__ void attend(const PrefillWork& work) {
+  // Computes all tiles, from the last to the first. Only the last one and kRows / kTokens before it may hold tokens
+  // that some rows do not see.
+  __device__ __forceinline__ void attend(int first, int num_seen) {
+    static_assert(kTokens == Shape::kRows || 2 * kTokens == Shape::kRows);
+    const int last = (num_seen - 1) / kTokens;
+    add_last_tile(last, 0, num_seen - last * kTokens);
+    if (last > first) {
+      int tile = last - 1;
+      if (kTokens < Shape::kRows && tile > first) {
+        add_scores<kTokens>(tile * kTokens);
+        add_values<kTokens>(weights);
+        --tile;
+      }
+      add_scores<kTokens>(tile * kTokens);
+      if (tile > first) {
+        wait_keys();
+      }
+      --tile;
+      if constexpr (kGuesses) {
+        for (; tile > first; tile -= 2) {
+          next_tile(weights, others, false);
+          next_tile(others, weights, tile - 1 == first);
+        }
+        if (tile == first) {
+          next_tile(weights, others, true);
+          return add_values<kTokens>(others);
+        }
+      } else {
+        for (; tile >= first; --tile) {
+          next_tile(weights, weights, tile == first);
+        }
+      }
+      add_values<kTokens>(weights);
+    }
+  }
+
+  // The same with a window. The tiles in which rows' windows begin are masked too, and computed each by itself. What is
+  // between them and the last ones are whole tiles.
+  __device__ __forceinline__ void attend_in_windows(const PrefillWork& work) {
     static_assert(kTokens == Shape::kRows || 2 * kTokens == Shape::kRows);
     const int last = (work.num_seen - 1) / kTokens;
     const int whole = call.batch.window > 0 ? first_whole_tile(work) : work.task.first_token / kTokens;
@@ -876,7 +913,11 @@ struct PrefillRows {
       } else {
         common::fence_copy_engine();  // the queries were stored by ordinary copies
         start(work, next.place);
-        attend(work);
+        if constexpr (kWindows) {
+          attend_in_windows(work);
+        } else {
+          attend(work.task.first_token / kTokens, work.num_seen);
+        }
         if (work.task.is_partial()) {
           store_part(work);
         } else {
@@ -921,13 +962,13 @@ __device__ __forceinline__ void prefill_block(const PrefillCall& call, Shared& s
   } else {
     common::grow_registers<Tiles::kConsumerRegisters>();
     const int warpgroup = static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1;
-    PrefillRows<kHeadDim, Tiles::kConsumerRegisters>(call, shared, warpgroup).run();
+    PrefillRows<kHeadDim, Tiles::kConsumerRegisters, Tiles::kWindows>(call, shared, warpgroup).run();
   }
 }
 
 #endif  // COURSE_WGMMA
 
-template <int kHeadDim, bool kOrdered = false>
+template <int kHeadDim, bool kWindows, bool kOrdered = false>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillCall call) {
 #if COURSE_WGMMA
@@ -937,7 +978,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     init_barriers(shared);
     common::fence_barrier_init();
   }
-  prefill_block<kHeadDim, TileCopier<kHeadDim>, kOrdered>(call, shared);
+  prefill_block<kHeadDim, TileCopier<kHeadDim, kWindows>, kOrdered>(call, shared);
 #endif
 }
 

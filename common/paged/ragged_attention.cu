@@ -11,12 +11,13 @@
 #include "common/paged/ragged_loader.cuh"
 #include "common/paged/ragged_merge.h"
 #include "common/paged/supported_shapes.h"
+#include "common/paged/windows.cuh"
 
 namespace common {
 namespace {
 
 // blockIdx.x counts tasks, and within a task the kv heads, which take equally long.
-template <ScalarType kType, int kHeadDim, bool kShort>
+template <ScalarType kType, int kHeadDim, bool kShort, bool kWindows>
 __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
                                   RaggedTileOf<kHeadDim, kShort>::kTile.resident)
     ragged_kernel(Pages pages, BatchArrays batch, const Element* queries, const int* order, Element* output,
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   const int end_row = task.end_row;
   const int seen_by_first = task.seen_by_first - task.first_token;  // of the task's part; below 1: nothing
   const std::uint32_t query_tile = common::shared_address(shared);
-  const RaggedLoader<kType, kHeadDim, kShort> loader{
+  const RaggedLoader<kType, kHeadDim, kShort, kWindows> loader{
       .pages = pages,
       .table = batch.block_table(task.sequence),
       .kv_head = kv_head,
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
     float scores[Rows::kBlocks][Rows::kColumns][4];
     rows.template score<kMasked>(scores, own_rows, loader.keys + stage * Shared::kTileBytes, num_seen);
     if constexpr (kMasked) {
-      Rows::mask(scores, tile * kTokens, seen_by_first, first_row, group, batch.window);
+      Rows::template mask<kWindows>(scores, tile * kTokens, seen_by_first, first_row, group, batch.window);
     }
     rows.update_softmax(scores, scale);
     loader.wait_values(tile);
@@ -114,14 +115,15 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   };
   for (int tile = 0; tile < num_tiles; ++tile) {
     loader.wait_keys(tile);
-    if (loader.has_other_rows(tile)) {
+    if (kWindows ? loader.has_other_rows(tile) : loader.tokens_of(tile) < kTokens) {
       loader.wait_values(tile);
       loader.clear_values(tile);
     }
-    const bool is_whole = (tile + 1) * kTokens <= seen_by_warp_first && tile * kTokens >= hidden_from_last;
+    const bool is_whole =
+        (tile + 1) * kTokens <= seen_by_warp_first && (!kWindows || tile * kTokens >= hidden_from_last);
     if (is_whole && first_row < end_row) {
       add_tile(tile, std::false_type{});
-    } else if (tile * kTokens < seen_by_last && (tile + 1) * kTokens > hidden_from_first) {
+    } else if (tile * kTokens < seen_by_last && (!kWindows || (tile + 1) * kTokens > hidden_from_first)) {
       add_tile(tile, std::true_type{});
     }
     loader.release();
@@ -159,52 +161,55 @@ struct RaggedCall {
   cudaStream_t stream;
 };
 
-template <ScalarType kType, int kHeadDim, bool kShort>
+template <ScalarType kType, int kHeadDim, bool kShort, bool kWindows>
 void launch_ragged(const RaggedCall& call) {
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   const float scale = score_scale(kHeadDim);
   const std::int64_t grid = std::int64_t{call.workspace.shape.max_tasks} * call.pages.shape.num_kv_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
-  common::launch(ragged_kernel<kType, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
+  common::launch(ragged_kernel<kType, kHeadDim, kShort, kWindows>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
                  RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone, call.pages, call.batch,
                  static_cast<const Element*>(call.queries), call.order, static_cast<Element*>(call.output),
                  call.workspace.tasks, call.workspace.partials, scale);
 }
 
-template <ScalarType kType, int kHeadDim>
+template <ScalarType kType, int kHeadDim, bool kWindows>
 void choose_tile(const RaggedCall& call) {
   if constexpr (kHeadDim <= 128) {
     if (call.workspace.shape.kernel == RaggedKernel::kShort) {
-      return launch_ragged<kType, kHeadDim, true>(call);
+      return launch_ragged<kType, kHeadDim, true, kWindows>(call);
     }
   } else if constexpr (common::kServesSmallMemory) {
     if (ragged_shared_bytes(kHeadDim, false) > common::shared_bytes_per_block()) {
-      return launch_ragged<kType, kHeadDim, true>(call);
+      return launch_ragged<kType, kHeadDim, true, kWindows>(call);
     }
   }
-  launch_ragged<kType, kHeadDim, false>(call);
+  launch_ragged<kType, kHeadDim, false, kWindows>(call);
 }
 
-template <ScalarType kType>
+template <ScalarType kType, bool kWindows>
 void choose_head_dim(const RaggedCall& call) {
-  with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_tile<kType, head_dim>(call); });
+  with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_tile<kType, head_dim, kWindows>(call); });
 }
 
 }  // namespace
 
 void attend_tasks(const Pages& pages, const BatchArrays& batch, const void* queries, const int* order, void* output,
                   const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream) {
+  COMMON_CHECK(order == nullptr || batch.window == 0, "only rows without a window have an order");
   if (workspace.shape.kernel == RaggedKernel::kWarpgroups) {
     COMMON_CHECK(has_warpgroups(pages.shape), "wgmma serves this device and these pages");
     prefill_attention(pages, batch, queries, order, output, workspace, beside_previous, stream);
     return;
   }
   const RaggedCall call{pages, batch, queries, order, output, workspace, stream};
-  if (pages.shape.type == ScalarType::kFloat8) {
-    choose_head_dim<ScalarType::kFloat8>(call);
-  } else {
-    choose_head_dim<ScalarType::kBFloat16>(call);
-  }
+  with_windows(batch.window, [&](auto windows) {
+    if (pages.shape.type == ScalarType::kFloat8) {
+      choose_head_dim<ScalarType::kFloat8, windows>(call);
+    } else {
+      choose_head_dim<ScalarType::kBFloat16, windows>(call);
+    }
+  });
 }
 
 void ragged_attention(const Pages& pages, const BatchArrays& batch, const int* query_starts, const void* queries,

@@ -91,6 +91,7 @@ struct RaggedRows {
 
   // Masks the scores of tokens that a row does not see; the tile's first token is first_token. Row r of the sequence
   // sees seen_by_first + r / group tokens, or the last `window` of them if that is not 0.
+  template <bool kWindows>
   static __device__ __forceinline__ void mask(float (&scores)[kBlocks][kColumns][4], int first_token, int seen_by_first,
                                               int first_row, int group, int window) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -108,7 +109,7 @@ struct RaggedRows {
             score = n * 8 + i < visible ? score : -INFINITY;
           }
         }
-        if (window > 0) {
+        if (kWindows && window > 0) {
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) {
 #pragma unroll

@@ -10,6 +10,7 @@
 #include "common/paged/element.h"
 #include "common/paged/float8.cuh"
 #include "common/paged/ragged_plan.h"
+#include "common/paged/windows.cuh"
 
 namespace common {
 
@@ -23,7 +24,7 @@ struct RaggedShared {
 };
 
 // Tile i has the tokens from first_token + i * kTile.tokens on.
-template <ScalarType kType, int kHeadDim, bool kShort>
+template <ScalarType kType, int kHeadDim, bool kShort, bool kWindows>
 struct RaggedLoader {
   static constexpr bool kFloat8 = kType == ScalarType::kFloat8;
   using Shared = RaggedShared<kHeadDim, kShort>;
@@ -44,10 +45,14 @@ struct RaggedLoader {
 
   __device__ __forceinline__ int tokens_of(int tile) const { return min(kTokens, num_tokens - tile * kTokens); }
 
-  // The token's block. In place of a block that lies in front of the window, which may be another sequence's, the first
-  // one behind is copied.
-  __device__ __forceinline__ int block_of(int token) const {
-    return table[max(token, first_token + num_hidden) / pages.shape.block_size];
+  __device__ __forceinline__ int block_of(int token, int block_size) const {
+    return table[token_looked_up<kWindows>(token, first_token + num_hidden) / block_size];
+  }
+
+  // Where blocks have 8 tokens: the tile's block number `part`. A tile begins with a block.
+  __device__ __forceinline__ int short_block_of(int tile, int part) const {
+    const int token = first_token + tile * kTokens;
+    return kWindows ? block_of(token + part * 8, pages.shape.block_size) : table[token / 8 + part];
   }
 
   // All threads of the block call it.
@@ -79,9 +84,8 @@ struct RaggedLoader {
         for (int i = thread; i < (count + 7) / 8 * Panels::kPanels; i += 32) {
           const int part = i / Panels::kPanels;
           const int panel = i % Panels::kPanels;
-          const std::int64_t offset =
-              row_offset(pages.shape, block_of(first_token + tile * kTokens + part * 8), kv_head, 0) +
-              Panels::panel_offset(panel, kTileRows / 2);
+          const std::int64_t offset = row_offset(pages.shape, short_block_of(tile, part), kv_head, 0) +
+                                      Panels::panel_offset(panel, kTileRows / 2);
           const int place = part / 2 * Panels::kBytes + panel * Panels::kPanelBytes + part % 2 * kBytes;
           common::copy_bulk(key_tile + place, static_cast<const Element*>(pages.keys) + offset, kBytes, key_barrier);
           common::copy_bulk(value_tile + place, static_cast<const Element*>(pages.values) + offset, kBytes,
@@ -89,7 +93,7 @@ struct RaggedLoader {
         }
       } else if (thread * kTileRows < count) {
         const int token = first_token + tile * kTokens + thread * kTileRows;
-        const std::int64_t offset = row_offset(pages.shape, block_of(token), kv_head, token % block_size);
+        const std::int64_t offset = row_offset(pages.shape, block_of(token, block_size), kv_head, token % block_size);
         common::copy_bulk(key_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.keys) + offset,
                           Panels::kBytes, key_barrier);
         common::copy_bulk(value_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.values) + offset,
@@ -103,7 +107,7 @@ struct RaggedLoader {
       const int row = i / kVecs;
       const int token = first_token + tile * kTokens + row;
       const std::int64_t offset =
-          row_offset(pages.shape, block_of(token), kv_head, 0) +
+          row_offset(pages.shape, block_of(token, block_size), kv_head, 0) +
           vec_place(kVecs, tile_rows, token % block_size, i % kVecs) * (kVecBytes / static_cast<int>(sizeof(Element)));
       const int place = vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes;
       common::copy_vec_async(key_tile + place, static_cast<const Element*>(pages.keys) + offset);
@@ -121,7 +125,7 @@ struct RaggedLoader {
       const int row_in_tile = row % kTileRows;
       const int token = first_token + tile * kTokens + row - row_in_tile;
       const auto* pair = static_cast<const std::uint8_t*>(pages.keys) +
-                         row_offset(pages.shape, block_of(token), kv_head, token % block_size);
+                         row_offset(pages.shape, block_of(token, block_size), kv_head, token % block_size);
       const int from = vec_place(Stored::kVecs, kTileRows, row_in_tile, vec) * kVecBytes;
 #pragma unroll
       for (const bool is_key : {true, false}) {
@@ -175,21 +179,27 @@ struct RaggedLoader {
 #endif
   }
 
-  // Whether a tile has rows that do not exist, or that no query sees.
+  // Whether a tile has rows that do not exist, or that no query sees; only asked where there are windows.
   __device__ __forceinline__ bool has_other_rows(int tile) const {
     return tokens_of(tile) < kTokens || (tile == 0 && num_hidden > 0);
   }
 
-  // Sets these rows of V to 0: their weights are 0 too, but 0 times a NaN would be a NaN. Only the first and the last
-  // tile can have such rows; release() comes before a copy into their places.
+  // Sets the rows of V that do not exist, or that no query sees, to 0: their weights are 0 too, but 0 times a NaN would
+  // be a NaN. Only the first and the last tile can have such rows; release() comes before a copy into their places.
   __device__ __forceinline__ void clear_values(int tile) const {
     const std::uint32_t value_tile = values + tile % kStages * Shared::kTileBytes;
     constexpr int kVecs = Panels::kVecs;
-    const int first = tile == 0 ? num_hidden : 0;
-    const int num_kept = tokens_of(tile) - first;
-    for (int i = static_cast<int>(threadIdx.x); i < (kTokens - num_kept) * kVecs; i += kThreads) {
-      const int row = i / kVecs + (i < first * kVecs ? 0 : num_kept);
-      common::store_zeros(value_tile + vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes);
+    if constexpr (kWindows) {
+      const int first = tile == 0 ? num_hidden : 0;
+      const int num_kept = tokens_of(tile) - first;
+      for (int i = static_cast<int>(threadIdx.x); i < (kTokens - num_kept) * kVecs; i += kThreads) {
+        const int row = i / kVecs + (i < first * kVecs ? 0 : num_kept);
+        common::store_zeros(value_tile + vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes);
+      }
+    } else {
+      for (int i = tokens_of(tile) * kVecs + static_cast<int>(threadIdx.x); i < kTokens * kVecs; i += kThreads) {
+        common::store_zeros(value_tile + vec_place(kVecs, kTileRows, i / kVecs, i % kVecs) * kVecBytes);
+      }
     }
     __syncthreads();
   }

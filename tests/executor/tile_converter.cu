@@ -56,7 +56,7 @@ __device__ void load_tiles(const LoadedTokens& tokens) {
   __syncthreads();
   if (threadIdx.x < common::kWarpgroupThreads) {
     const common::PrefillCall call{.pages = tokens.pages};
-    common::TileConverter<kHeadDim> converter{call, shared};
+    common::TileConverter<kHeadDim, true> converter{call, shared};
     for (int i = 0; i < tokens.times; ++i) {
       converter.load(tokens.table, tokens.kv_head, tokens.first_token + tokens.num_hidden, tokens.num_seen);
     }

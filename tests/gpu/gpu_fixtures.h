@@ -25,9 +25,9 @@ struct KernelShape {
   int block_size;
 };
 
-inline std::vector<KernelShape> kernel_shapes() {
+inline std::vector<KernelShape> kernel_shapes(const std::vector<int>& block_sizes = {8, 16, 32, 64}) {
   std::vector<KernelShape> shapes;
-  for (const int block_size : some_of({16}, {8, 16, 32, 64})) {
+  for (const int block_size : some_of({16}, block_sizes)) {
     for (const int head_dim : {32, 64, 96, 128, 256}) {
       shapes.push_back({ScalarType::kBFloat16, head_dim, block_size});
       if (block_size >= 16) {

@@ -80,8 +80,8 @@ TEST_CASE("Ragged attention: queries see their windows, and nothing in front of 
     SKIP_TEST("there is no GPU");
   }
   const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
-  for (const int group : tests::some_of({3}, {1, 4, 16})) {
-    for (const int window : tests::some_of({1, 65}, {1, 7, 21, 32, 64, 65, 128, 129, 250, 400})) {
+  for (const int group : tests::some_of({3}, {4})) {
+    for (const int window : tests::some_of({1, 65}, {7, 65, 250})) {
       // Whole prompts, chunks that begin in front of, at and behind the window of the first token, and single tokens.
       GpuBatch batch({.type = type,
                       .num_kv_heads = 2,
@@ -103,15 +103,15 @@ TEST_CASE("Ragged attention: windows, however contexts are cut, by each kernel",
     SKIP_TEST("there is no GPU");
   }
   const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
-  const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 128, 256})));
-  const int block_size = GENERATE(from_range(tests::some_of({8, 64}, {8, 16, 64})));
-  const int window = GENERATE(from_range(tests::some_of({30, 150}, {30, 128, 300, 1000})));
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 256})));
+  const int block_size = GENERATE(8, 64);
+  const int window = GENERATE(from_range(tests::some_of({30, 150}, {30, 700})));
   if (type == ScalarType::kFloat8 && block_size == 8) {
     return;  // there are no such pages
   }
   // Windows of a task's rows begin in several tiles, and rows see nothing of some parts. Of the longest, most tiles lie
   // between where windows begin and where they end.
-  for (const int group : tests::some_of({1}, {1, 8})) {
+  for (const int group : tests::some_of({1}, {8})) {
     GpuBatch batch({.type = type,
                     .num_kv_heads = 2,
                     .group = group,
@@ -120,7 +120,7 @@ TEST_CASE("Ragged attention: windows, however contexts are cut, by each kernel",
                     .window = window,
                     .context_lengths = tests::some_of({260, 0, 180, 300}, {129, 0, 260, 383, 385, 641, 1, 1500, 900}),
                     .query_lengths = tests::some_of({140, 0, 2, 20}, {2, 0, 200, 1, 2, 40, 1, 300, 900})});
-    for (const int part_tokens : tests::some_of({128, 1 << 20}, {0, 128, 256, 1 << 20})) {
+    for (const int part_tokens : tests::some_of({128, 1 << 20}, {0, 256})) {
       for (const RaggedKernel kernel : {RaggedKernel::kShort, RaggedKernel::kWide, RaggedKernel::kChosen}) {
         if (tests::kOnExecutor && kernel == RaggedKernel::kChosen) {
           continue;  // it is one of the others
@@ -128,7 +128,7 @@ TEST_CASE("Ragged attention: windows, however contexts are cut, by each kernel",
         CAPTURE(tests::name_of(type), head_dim, block_size, window, group, part_tokens, static_cast<int>(kernel));
         const std::vector<float> result = batch.ragged({kernel, part_tokens});
         CHECK(batch.check(result) == tests::kNoDifference);
-        CHECK(batch.ragged({kernel, part_tokens}, 2) == result);
+        CHECK(batch.ragged({kernel, part_tokens}, tests::repeats(2)) == result);
       }
     }
   }
@@ -274,7 +274,7 @@ TEST_CASE("Ragged attention: however contexts are cut, the result is the same", 
       const std::vector<float> result = batch.ragged({kernel, part_tokens});
       CHECK(batch.check(result) == tests::kNoDifference);
       // The order in which parts are computed is left to chance, the order in which they are added is not.
-      CHECK(batch.ragged({kernel, part_tokens}, 2) == result);
+      CHECK(batch.ragged({kernel, part_tokens}, tests::repeats(2)) == result);
     }
   }
 }

@@ -52,6 +52,9 @@ inline std::vector<int> some_of(std::vector<int> on_executor, std::vector<int> a
   return kOnExecutor ? std::move(on_executor) : std::move(all);
 }
 
+// How often a kernel runs where a test looks for races: the executor has none.
+inline constexpr int repeats(int on_gpu) { return kOnExecutor ? 1 : on_gpu; }
+
 // As long as it lives, kernels get no more shared memory for a thread block.
 class SharedMemoryLimit {
  public:
