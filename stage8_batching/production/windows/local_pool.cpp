@@ -103,7 +103,7 @@ void LocalPool::end_step(const KvCacheManager& manager) {
   const Blocks keep = reached(manager);
   translate(manager, keep);
   for (int block = 0; block < size_.num_blocks; ++block) {
-    if (manager.reference_count(block) == 0 && !manager.prefix_cache().contains(block)) {
+    if (part_of(block) >= 0 && manager.reference_count(block) == 0 && !manager.prefix_cache().contains(block)) {
       drop_part(block);
     }
   }
