@@ -113,7 +113,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
-      windowed.submit(tasks[num_submitted++]);
+      windowed.serving.submit(tasks[num_submitted++]);
       for (int tries = 0; tries < 4 && tasks.size() < kMaxTasks; ++tries) {
         const std::size_t earlier = random.below(num_submitted);
         if (const auto next = next_turn(random, tasks[earlier], serving.engine.output(static_cast<int>(earlier)))) {
@@ -139,15 +139,15 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   }
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const stage::RequestOutput& output = serving.engine.output(static_cast<int>(i));
-    if (output.finish_reason == common::FinishReason::kRejected) {
-      continue;  // a group too large for the budget, the limit or the pool
-    }
+    const bool is_rejected = output.finish_reason == common::FinishReason::kRejected;
     if (is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
       counts.add("too wide");
-      if (output.finish_reason != common::FinishReason::kFailed) {
+      if (!is_rejected) {
         throw FuzzFailure("request " + std::to_string(i) + " has windows that can't be in the pool, and was served");
       }
-      continue;
+    }
+    if (is_rejected) {
+      continue;  // a group too large for the budget, the limit or the pool
     }
     counts.add("requests");
     counts.add("longer than the pool",

@@ -346,12 +346,12 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const stage::RequestOutput& output = engine->output(static_cast<int>(i));
     CAPTURE(i, output.error);
-    if (output.finish_reason == common::FinishReason::kRejected) {
-      continue;  // a group that is larger than the pool or the limit
-    }
+    const bool is_rejected = output.finish_reason == common::FinishReason::kRejected;
     if (is_too_wide(pool, tasks[i], options.block_size)) {
-      CHECK(output.finish_reason == common::FinishReason::kFailed);
-      continue;
+      CHECK(is_rejected);
+    }
+    if (is_rejected) {
+      continue;  // a group that is larger than the pool or the limit
     }
     CHECK(output.error == kNoProblem);
     totals.requests += 1;

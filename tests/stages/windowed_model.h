@@ -164,9 +164,6 @@ struct WindowedServing {
     runner->watch(serving.engine_manager());
   }
 
-  // As Serving's, also of requests that are longer than the pool.
-  int submit(const stage::GenerationRequest& request) { return stage::submit_beyond(serving.engine, request); }
-
   // As Serving's, of both pools.
   std::string problem() const {
     std::string found = serving.problem();

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "../../engine.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "finding_room.h"
@@ -88,6 +87,9 @@ ScheduledStep LocalPoolScheduler::schedule() {
 }
 
 std::string LocalPoolScheduler::obstacle(const common::Request& request, int num_sequences) const {
+  if (std::string reason = SpeculatingScheduler::obstacle(request, num_sequences); !reason.empty()) {
+    return reason;
+  }
   const LocalPoolSize& size = pool_->size();
   const int num_parts = std::min(num_sequences * max_blocks_of_window(size.window, size.block_size),
                                  max_slots_of(request, num_sequences, size.block_size) / size.block_size);

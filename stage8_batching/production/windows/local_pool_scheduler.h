@@ -29,9 +29,8 @@ class LocalPoolScheduler : public SpeculatingScheduler {
   ScheduledStep schedule() override;
 
   const LocalPool& local_pool() const { return *pool_; }
-  // Why the group's windows can never be in the pool at once; empty if they can.
-  std::string obstacle(const SequenceGroup& group) const { return obstacle(group.request(), group.max_sequences()); }
-  std::string obstacle(const common::Request& request, int num_sequences) const;
+  // Its windows must be in the pool at once.
+  std::string obstacle(const common::Request& request, int num_sequences) const override;
 
  protected:
   void admit_waiting(ScheduledStep& step) override;
