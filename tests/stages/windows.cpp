@@ -27,7 +27,9 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/scoring/prompt_scores.h)
+#include STAGE_HEADER(production/windows/block_ownership.h)
 #include STAGE_HEADER(production/windows/evicted_texts.h)
+#include STAGE_HEADER(production/windows/finding_room.h)
 #include STAGE_HEADER(production/windows/hidden_blocks.h)
 #include STAGE_HEADER(production/windows/local_pool.h)
 #include STAGE_HEADER(production/windows/local_pool_scheduler.h)
@@ -515,7 +517,8 @@ TEST_CASE("windows: a prompt that can't begin changes nothing", "[windows]") {
   CHECK(!stage::allocate_behind(manager, 1, found, 0, 13, 0));
   CHECK(!stage::allocate_behind(manager, 1, found, 0, 9, 1));
   CHECK(tests::take_snapshot(manager) == before);
-  CHECK(tests::is_refused_as_a_bug([&] { stage::allocate_behind(manager, 1, {}, 0, 1, 0); }));
+  CHECK(tests::is_refused_as_a_bug([&] { stage::allocate_behind(manager, 1, Blocks{found[2], -1}, 0, 1, 0); }));
+  CHECK(tests::take_snapshot(manager) == before);
   CHECK(stage::allocate_behind(manager, 1, found, 0, 9, 0));
   CHECK(pool.numbers.ledger(true) == kNoProblem);
 }

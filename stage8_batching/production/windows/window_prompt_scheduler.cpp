@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "block_ownership.h"
 #include "common/base/text.h"
 #include "finding_room.h"
 #include "hidden_blocks.h"
@@ -72,10 +73,7 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
   }
   const std::vector<common::Token> text = common_text(group);
   const std::uint64_t salt = group.request().cache_salt;
-  FoundBlocks found;
-  if (admission.use_prefix_cache && group.request().num_scored == 0) {
-    found = find_window(manager_, evicted_, std::span(text).first(text.size() - 1), salt, window());
-  }
+  const FoundBlocks found = find_window(manager_, evicted_, tokens_to_find(group, text, admission), salt, window());
   Admission terms = admission;
   if (is_long) {
     const int room = num_available(manager_) - num_taken(manager_, found.blocks, 0) - admission.spare_blocks;
@@ -91,7 +89,7 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
   }
   if (found.blocks.size() > found.num_first) {
     statistics_.prompts += 1;
-    statistics_.tokens += num_found - static_cast<std::int64_t>(found.num_first) * manager_.block_size();
+    statistics_.tokens += static_cast<std::int64_t>(found.blocks.size() - found.num_first) * manager_.block_size();
   }
   return true;
 }
