@@ -57,13 +57,6 @@ tests::ServingOptions random_options(Random& random) {
   return options;
 }
 
-// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
-bool is_too_wide(const stage::LocalPool* pool, const stage::GenerationRequest& task, int block_size) {
-  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
-                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
-                                pool->size().num_parts;
-}
-
 // The text of a request that has ended, a few tokens and a reply: the next turn of a conversation. Nothing if it is too
 // long.
 std::optional<stage::GenerationRequest> next_turn(Random& random, const stage::GenerationRequest& task,
@@ -140,7 +133,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const stage::RequestOutput& output = serving.engine.output(static_cast<int>(i));
     const bool is_rejected = output.finish_reason == common::FinishReason::kRejected;
-    if (is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
+    if (tests::is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
       counts.add("too wide");
       if (!is_rejected) {
         throw FuzzFailure("request " + std::to_string(i) + " has windows that can't be in the pool, and was served");
