@@ -343,6 +343,18 @@ TEST_CASE("windows: without a block for the places, nothing changes", "[windows]
   CHECK(tests::take_snapshot(pool.manager()) == before);
 }
 
+TEST_CASE("windows: blocks are held until the holder ends, also around one that holds none", "[windows]") {
+  stage::KvCacheManager manager(4, 4);
+  {
+    const stage::HeldBlocks held(manager, 3);
+    CHECK(stage::num_available(manager) == 1);
+    { const stage::HeldBlocks none(manager, 0); }
+    CHECK(stage::num_available(manager) == 1);
+  }
+  CHECK(stage::num_available(manager) == 4);
+  CHECK(tests::is_refused_as_a_bug([&] { const stage::HeldBlocks too_many(manager, 5); }));
+}
+
 TEST_CASE("windows: a block that is written to, or a stand-in without an owner, is refused", "[windows]") {
   tests::NumberPool pool(8, 4);
   pool.start(0, tests::count_from(1, 10));
