@@ -57,13 +57,6 @@ tests::ServingOptions random_options(Random& random) {
   return options;
 }
 
-// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
-bool is_too_wide(const stage::LocalPool* pool, const stage::GenerationRequest& task, int block_size) {
-  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
-                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
-                                pool->size().num_parts;
-}
-
 // The text of a request that has ended, a few tokens and a reply: the next turn of a conversation. Nothing if it is too
 // long.
 std::optional<stage::GenerationRequest> next_turn(Random& random, const stage::GenerationRequest& task,
@@ -113,7 +106,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
-      windowed.submit(tasks[num_submitted++]);
+      windowed.serving.submit(tasks[num_submitted++]);
       for (int tries = 0; tries < 4 && tasks.size() < kMaxTasks; ++tries) {
         const std::size_t earlier = random.below(num_submitted);
         if (const auto next = next_turn(random, tasks[earlier], serving.engine.output(static_cast<int>(earlier)))) {
@@ -139,15 +132,15 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   }
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const stage::RequestOutput& output = serving.engine.output(static_cast<int>(i));
-    if (output.finish_reason == common::FinishReason::kRejected) {
-      continue;  // a group too large for the budget, the limit or the pool
-    }
-    if (is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
+    const bool is_rejected = output.finish_reason == common::FinishReason::kRejected;
+    if (tests::is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
       counts.add("too wide");
-      if (output.finish_reason != common::FinishReason::kFailed) {
+      if (!is_rejected) {
         throw FuzzFailure("request " + std::to_string(i) + " has windows that can't be in the pool, and was served");
       }
-      continue;
+    }
+    if (is_rejected) {
+      continue;  // a group too large for the budget, the limit or the pool
     }
     counts.add("requests");
     counts.add("longer than the pool",

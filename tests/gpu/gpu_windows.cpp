@@ -91,18 +91,16 @@ stage::EngineOptions cpu_options() {
   return options;
 }
 
-// Before each step, fills with NaN what no sequence owns and no prompt may find, and the blocks that stand in the
-// places of freed ones. For that, a block of the pool is never written to.
-// In a pool of parts, too.
-class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
+// NaN is copied from a block of the pool that is never written to, and from such a part.
+class PoisoningGpuRunner : public tests::RunnerAround {
  public:
   // num_parts: of the layers with a window, if others see all.
   PoisoningGpuRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
-      : inner_(std::move(inner)), gpu_(dynamic_cast<stage::RecordingRunner&>(*inner_)), num_parts_(num_parts) {}
+      : RunnerAround(std::move(inner)), gpu_(dynamic_cast<stage::RecordingRunner&>(*inner_)), num_parts_(num_parts) {}
 
   std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/) override {
-    pool_ = gpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
-    return pool_;
+    local_pool_ = gpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
+    return local_pool_;
   }
 
   // After the engine was made, and before its first step.
@@ -111,32 +109,12 @@ class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
     nan_block_ = manager.block_table(kHolder).front();
     manager_ = &manager;
   }
-  const stage::LocalPool* pool() const { return pool_.get(); }  // null if all layers are in one pool
-  int num_stand_ins() const { return num_stand_ins_; }          // seen so far, once for each step
 
-  const stage::CacheSize& cache() const override { return inner_->cache(); }
-  bool is_asynchronous() const override { return inner_->is_asynchronous(); }
-  void copy_blocks(std::span<const stage::BlockCopy> copies) override { inner_->copy_blocks(copies); }
-  stage::StepResult wait(stage::StepId step) override { return inner_->wait(step); }
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     std::vector<stage::BlockCopy> poison;
-    for (int block = 0; block < cache().num_blocks; ++block) {
-      if (manager_->reference_count(block) == 0 && !manager_->prefix_cache().contains(block)) {
-        poison.push_back({nan_block_, block});
-      }
+    for (const int block : unreadable_blocks(*manager_)) {
+      poison.push_back({nan_block_, block});
     }
-    for (const int sequence : manager_->sequences()) {
-      const std::vector<int>& table = manager_->block_table(sequence);
-      if (table.size() > 1 && table[0] == table[1]) {
-        poison.push_back({nan_block_, table[0]});
-        ++num_stand_ins_;
-      }
-    }
-    // Two sequences may have the same block that stands in.
-    std::sort(poison.begin(), poison.end(), [](const auto& a, const auto& b) { return a.destination < b.destination; });
-    poison.erase(std::unique(poison.begin(), poison.end(),
-                             [](const auto& a, const auto& b) { return a.destination == b.destination; }),
-                 poison.end());
     if (has_computed_) {  // before that, all is NaN
       inner_->copy_blocks(poison);
       poison_parts();
@@ -151,12 +129,11 @@ class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
   // The smallest parts are taken first. There is one more for each sequence than the books allow for, so that the last
   // one is never written to.
   void poison_parts() {
-    const int last = pool_ == nullptr ? 0 : pool_->size().max_parts - 1;
-    REQUIRE((pool_ == nullptr || pool_->is_free(last)));
+    const int last = local_pool_ == nullptr ? 0 : local_pool_->size().max_parts - 1;
+    REQUIRE((local_pool_ == nullptr || local_pool_->is_free(last)));
     std::vector<stage::BlockCopy> poison;
-    // A part that is free may still be copied.
-    for (int part = 0; part < last && pool_->pending_copies().empty(); ++part) {
-      if (pool_->is_free(part)) {
+    for (const int part : free_parts()) {
+      if (part != last) {
         poison.push_back({last, part});
       }
     }
@@ -165,13 +142,10 @@ class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
     }
   }
 
-  std::unique_ptr<stage::Runner> inner_;
   stage::RecordingRunner& gpu_;
   int num_parts_;
-  std::shared_ptr<stage::LocalPool> pool_;
   stage::KvCacheManager* manager_ = nullptr;
   int nan_block_ = -1;
-  int num_stand_ins_ = 0;
   bool has_computed_ = false;
 };
 
@@ -237,13 +211,6 @@ struct Totals {
   int pools = 0;             // of parts
   std::int64_t evicted = 0;  // parts
 };
-
-// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
-bool is_too_wide(const stage::LocalPool* pool, const GenerationRequest& task, int block_size) {
-  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
-                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
-                                pool->size().num_parts;
-}
 
 struct Errors {
   double difference = 0.0;  // of log-probabilities
@@ -346,12 +313,12 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const stage::RequestOutput& output = engine->output(static_cast<int>(i));
     CAPTURE(i, output.error);
-    if (output.finish_reason == common::FinishReason::kRejected) {
-      continue;  // a group that is larger than the pool or the limit
+    const bool is_rejected = output.finish_reason == common::FinishReason::kRejected;
+    if (tests::is_too_wide(pool, tasks[i], options.block_size)) {
+      CHECK(is_rejected);
     }
-    if (is_too_wide(pool, tasks[i], options.block_size)) {
-      CHECK(output.finish_reason == common::FinishReason::kFailed);
-      continue;
+    if (is_rejected) {
+      continue;  // a group that is larger than the pool or the limit
     }
     CHECK(output.error == kNoProblem);
     totals.requests += 1;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -81,13 +82,70 @@ inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCach
   return "";
 }
 
-// Before each step, fills with NaN what no sequence owns and no prompt may find, the blocks that stand in the places of
-// freed ones, and free parts.
-class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
+// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
+inline bool is_too_wide(const stage::LocalPool* pool, const stage::GenerationRequest& task, int block_size) {
+  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
+                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
+                                pool->size().num_parts;
+}
+
+// A runner around another one. Before each step, those derived from it fill with NaN what no query may read.
+class RunnerAround : public stage::Runner, public stage::SeparateWindows {
+ public:
+  const stage::CacheSize& cache() const override { return inner_->cache(); }
+  bool is_asynchronous() const override { return inner_->is_asynchronous(); }
+  void copy_blocks(std::span<const stage::BlockCopy> copies) override { inner_->copy_blocks(copies); }
+  stage::StepResult wait(stage::StepId step) override { return inner_->wait(step); }
+
+  // Null if all layers are in one pool.
+  const stage::LocalPool* local_pool() const { return local_pool_.get(); }
+  int num_stand_ins() const { return num_stand_ins_; }  // seen so far, once for each sequence and step
+
+ protected:
+  explicit RunnerAround(std::unique_ptr<stage::Runner> inner) : inner_(std::move(inner)) {}
+
+  // What no sequence owns and no prompt may find, and the blocks that stand in the places of freed ones.
+  std::set<int> unreadable_blocks(const stage::KvCacheManager& manager) {
+    std::set<int> blocks;
+    for (int block = 0; block < cache().num_blocks; ++block) {
+      if (manager.reference_count(block) == 0 && !manager.prefix_cache().contains(block)) {
+        blocks.insert(block);
+      }
+    }
+    for (const int sequence : manager.sequences()) {
+      const std::vector<int>& table = manager.block_table(sequence);
+      if (table.size() > 1 && table[0] == table[1]) {
+        blocks.insert(table[0]);
+        ++num_stand_ins_;
+      }
+    }
+    return blocks;
+  }
+  // None while one that is free may still be copied.
+  std::vector<int> free_parts() const {
+    std::vector<int> parts;
+    for (int part = 0;
+         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
+         ++part) {
+      if (local_pool_->is_free(part)) {
+        parts.push_back(part);
+      }
+    }
+    return parts;
+  }
+
+  std::unique_ptr<stage::Runner> inner_;
+  std::shared_ptr<stage::LocalPool> local_pool_;
+
+ private:
+  int num_stand_ins_ = 0;
+};
+
+class PoisoningRunner : public RunnerAround {
  public:
   // num_parts: of the layers with a window, if others see all; 0: as many as the engine says.
   PoisoningRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
-      : inner_(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
+      : RunnerAround(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
 
   std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& num_parts) override {
     local_pool_ =
@@ -98,38 +156,17 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
     }
     return local_pool_;
   }
-  // Null if all layers are in one pool.
-  const stage::LocalPool* local_pool() const { return local_pool_.get(); }
   int max_held() const { return max_held_; }  // parts, in all steps so far
 
   void watch(const stage::KvCacheManager& manager) { manager_ = &manager; }
-  int num_stand_ins() const { return num_stand_ins_; }  // seen so far, once for each step
 
-  const stage::CacheSize& cache() const override { return inner_->cache(); }
-  bool is_asynchronous() const override { return inner_->is_asynchronous(); }
-  void copy_blocks(std::span<const stage::BlockCopy> copies) override { inner_->copy_blocks(copies); }
-  stage::StepResult wait(stage::StepId step) override { return inner_->wait(step); }
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
-    for (int block = 0; block < cache().num_blocks; ++block) {
-      if (manager_->reference_count(block) == 0 && !manager_->prefix_cache().contains(block)) {
-        poison(cpu_.kv_cache(), block);
-      }
-    }
     max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
-    // A part that is free may still be copied.
-    for (int part = 0;
-         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
-         ++part) {
-      if (local_pool_->is_free(part)) {
-        poison(cpu_.local_cache(), part);
-      }
+    for (const int block : unreadable_blocks(*manager_)) {
+      poison(cpu_.kv_cache(), block);
     }
-    for (const int sequence : manager_->sequences()) {
-      const std::vector<int>& table = manager_->block_table(sequence);
-      if (table.size() > 1 && table[0] == table[1]) {
-        poison(cpu_.kv_cache(), table[0]);
-        ++num_stand_ins_;
-      }
+    for (const int part : free_parts()) {
+      poison(cpu_.local_cache(), part);
     }
     return inner_->enqueue(batch);
   }
@@ -148,12 +185,9 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
     }
   }
 
-  std::unique_ptr<stage::Runner> inner_;
   stage::ScoringCpuRunner& cpu_;
   int num_parts_;
-  std::shared_ptr<stage::LocalPool> local_pool_;
   const stage::KvCacheManager* manager_ = nullptr;
-  int num_stand_ins_ = 0;
   int max_held_ = 0;
 };
 
@@ -163,9 +197,6 @@ struct WindowedServing {
       : serving(wrapped(std::move(options), num_parts), model) {
     runner->watch(serving.engine_manager());
   }
-
-  // As Serving's, also of requests that are longer than the pool.
-  int submit(const stage::GenerationRequest& request) { return stage::submit_beyond(serving.engine, request); }
 
   // As Serving's, of both pools.
   std::string problem() const {

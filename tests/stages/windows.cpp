@@ -27,7 +27,9 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/scoring/prompt_scores.h)
+#include STAGE_HEADER(production/windows/block_ownership.h)
 #include STAGE_HEADER(production/windows/evicted_texts.h)
+#include STAGE_HEADER(production/windows/finding_room.h)
 #include STAGE_HEADER(production/windows/hidden_blocks.h)
 #include STAGE_HEADER(production/windows/local_pool.h)
 #include STAGE_HEADER(production/windows/local_pool_scheduler.h)
@@ -239,7 +241,7 @@ std::vector<int> serve_in_turn(tests::WindowedServing& windowed,
                                const std::vector<stage::GenerationRequest>& requests) {
   std::vector<int> found;
   for (const stage::GenerationRequest& request : requests) {
-    const int id = windowed.submit(request);
+    const int id = windowed.serving.submit(request);
     while (windowed.serving.engine.step()) {
       CHECK(windowed.problem() == kNoProblem);
     }
@@ -339,6 +341,18 @@ TEST_CASE("windows: without a block for the places, nothing changes", "[windows]
   const tests::Snapshot before = tests::take_snapshot(pool.manager());
   stage::free_hidden_blocks(pool.manager(), 0, 6);
   CHECK(tests::take_snapshot(pool.manager()) == before);
+}
+
+TEST_CASE("windows: blocks are held until the holder ends, also around one that holds none", "[windows]") {
+  stage::KvCacheManager manager(4, 4);
+  {
+    const stage::HeldBlocks held(manager, 3);
+    CHECK(stage::num_available(manager) == 1);
+    { const stage::HeldBlocks none(manager, 0); }
+    CHECK(stage::num_available(manager) == 1);
+  }
+  CHECK(stage::num_available(manager) == 4);
+  CHECK(tests::is_refused_as_a_bug([&] { const stage::HeldBlocks too_many(manager, 5); }));
 }
 
 TEST_CASE("windows: a block that is written to, or a stand-in without an owner, is refused", "[windows]") {
@@ -515,7 +529,8 @@ TEST_CASE("windows: a prompt that can't begin changes nothing", "[windows]") {
   CHECK(!stage::allocate_behind(manager, 1, found, 0, 13, 0));
   CHECK(!stage::allocate_behind(manager, 1, found, 0, 9, 1));
   CHECK(tests::take_snapshot(manager) == before);
-  CHECK(tests::is_refused_as_a_bug([&] { stage::allocate_behind(manager, 1, {}, 0, 1, 0); }));
+  CHECK(tests::is_refused_as_a_bug([&] { stage::allocate_behind(manager, 1, Blocks{found[2], -1}, 0, 1, 0); }));
+  CHECK(tests::take_snapshot(manager) == before);
   CHECK(stage::allocate_behind(manager, 1, found, 0, 9, 0));
   CHECK(pool.numbers.ledger(true) == kNoProblem);
 }
@@ -596,7 +611,7 @@ TEST_CASE("windows: a request is longer than the pool", "[windows]") {
         tests::WindowedServing windowed(options, model);
         CAPTURE(num_samples, token_budget);
         for (const stage::GenerationRequest& served : {other, request, other, request}) {
-          windowed.submit(served);
+          windowed.serving.submit(served);
         }
         CHECK(windowed.serving.run() == kNoProblem);
         for (const int id : {0, 1, 2, 3}) {
@@ -612,22 +627,29 @@ TEST_CASE("windows: a request is longer than the pool", "[windows]") {
 TEST_CASE("windows: a request whose windows are more than the pool is rejected", "[windows]") {
   const Llama model = tests::windowed_model(10);
   tests::WindowedServing windowed({.num_blocks = 5}, model);
-  const int id = windowed.submit({tests::make_request(100, 30)});
+  const int id = windowed.serving.submit({tests::make_request(100, 30)});
   CHECK(windowed.serving.engine.output(id).finish_reason == common::FinishReason::kRejected);
-  CHECK(stage::window_obstacle(windowed.serving.engine, {tests::make_request(100, 30)}) ==
+  CHECK(windowed.serving.engine.output(id).error ==
         "the request needs up to 6 blocks at once, and the whole cache has 5 (20 slots): --slots 24 would do, or fewer "
         "new tokens or sequences");
-  CHECK(stage::window_obstacle(windowed.serving.engine, {tests::make_request(10, 10)}) == kNoProblem);
+  const int short_id = windowed.serving.submit({tests::make_request(10, 10)});
+  CHECK_FALSE(windowed.serving.engine.output(short_id).finished());
   // What is wrong besides its length is still a reason.
   tests::WindowedServing roomy({.num_blocks = 20}, model);
   stage::GenerationRequest strange{tests::make_request(100, 30)};
   strange.request.prompt.back() = -1;
-  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "token -1 is not in the vocabulary");
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error == "token -1 is not in the vocabulary");
   strange = {tests::make_request(100, 0)};
-  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "no new tokens are requested");
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error == "no new tokens are requested");
   strange = {tests::make_request(100, 30)};
   strange.request.num_logprobs = -1;
-  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "logprobs must be at least 0");
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error == "logprobs must be at least 0");
+  strange = {tests::make_request(100, 30), 65};
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error ==
+        "65 sequences at once, and a step has room for 1 to 64");
+  strange.num_samples = 0;
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error ==
+        "0 sequences at once, and a step has room for 1 to 64");
 }
 
 TEST_CASE("windows: a prompt's log-probabilities are those of a reply that is forced to be it", "[windows]") {
@@ -789,7 +811,7 @@ TEST_CASE("windows: too few parts preempt a request, or let it wait, as too few 
     std::vector<stage::GenerationRequest> requests;
     for (int i = 0; i < 4; ++i) {
       requests.push_back({tests::make_request(5 + i, 30, i)});  // 9 blocks each, of which windows see 4
-      windowed.submit(requests.back());
+      windowed.serving.submit(requests.back());
     }
     std::size_t num_preempted = 0;
     while (windowed.serving.engine.step()) {
@@ -830,7 +852,7 @@ TEST_CASE("windows: a step that is scheduled again books the drafts of the one b
   CHECK(scheduler.drafts_of(0).size() == 3);
 }
 
-TEST_CASE("windows: a request whose windows can't be in the pool fails alone, with the reason", "[windows]") {
+TEST_CASE("windows: a request whose windows can't be in the pool is rejected with the reason", "[windows]") {
   const Llama model = tests::windowed_model(10, 2);
   tests::WindowedServing windowed({.num_blocks = 100}, model, 9);
   const std::vector<stage::GenerationRequest> requests = {{tests::make_request(9, 20)},
@@ -839,7 +861,7 @@ TEST_CASE("windows: a request whose windows can't be in the pool fails alone, wi
   CHECK(windowed.serving.run() == kNoProblem);
   check_texts(windowed, model, {requests.front()});
   const stage::RequestOutput& output = windowed.serving.engine.output(1);
-  CHECK(output.finish_reason == common::FinishReason::kFailed);
+  CHECK(output.finish_reason == common::FinishReason::kRejected);
   CHECK(
       output.error ==
       "3 sequences need up to 12 blocks in layers that see 10 tokens, which have 9: fewer sequences would do, or more "

@@ -46,16 +46,6 @@ std::shared_ptr<LocalPool> separate_windows(const common::LlamaConfig& config, c
   return windows != nullptr && has_both ? windows->separate_windows(num_parts) : nullptr;
 }
 
-// Throws if the windows of one of them can never be in their pool at once: the others get a pass of their own.
-void check_windows(const Scheduler& scheduler, const std::vector<ScheduledGroup>& groups) {
-  const auto* const windows = dynamic_cast<const LocalPoolScheduler*>(&scheduler);
-  for (std::size_t i = 0; windows != nullptr && i < groups.size(); ++i) {
-    if (const std::string reason = windows->obstacle(*groups[i].group); !reason.empty()) {
-      throw common::InputError(reason);
-    }
-  }
-}
-
 }  // namespace
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
@@ -68,7 +58,6 @@ SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOpt
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
-  check_windows(*scheduler_, groups);
   Step step(manager_, std::move(groups));
   std::vector<common::ScoredRow> scored = scored_rows(step);
   const RaggedBatch& batch = with_drafts(step.batch(), scored);

@@ -2,42 +2,17 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "../../engine.h"
-#include "common/base/check.h"
+#include "block_ownership.h"
 #include "common/base/text.h"
 #include "finding_room.h"
 
 namespace stage8 {
-namespace {
-
-constexpr SequenceId kBallast = -1;  // engines number from 0
-
-// Holds blocks while it lives.
-class Ballast {
- public:
-  Ballast(KvCacheManager& manager, int num_blocks) : manager_(manager) {
-    if (num_blocks > 0) {
-      manager.allocate(kBallast, num_blocks * manager.block_size());
-    }
-  }
-  ~Ballast() {
-    if (manager_.contains(kBallast)) {
-      manager_.free(kBallast);
-    }
-  }
-  Ballast(const Ballast&) = delete;
-  Ballast& operator=(const Ballast&) = delete;
-
- private:
-  KvCacheManager& manager_;
-};
-
-}  // namespace
 
 int num_local_parts(const common::LlamaConfig& config, const EngineOptions& options, const CacheSize& cache) {
   const int max_length = std::min(max_context(config, options), cache.num_blocks * cache.block_size);
@@ -64,7 +39,7 @@ ScheduledStep LocalPoolScheduler::schedule() {
     const bool is_short = !is_first || max_growth() > room;
     ScheduledStep attempt;
     {
-      const Ballast ballast(manager_, is_short ? num_available(manager_) - room : 0);
+      const HeldBlocks ballast(manager_, is_short ? num_available(manager_) - room : 0);
       attempt = SpeculatingScheduler::schedule();
     }
     // A request that is preempted leaves more blocks than parts, so that too many may have been reserved, or more parts
@@ -88,6 +63,9 @@ ScheduledStep LocalPoolScheduler::schedule() {
 }
 
 std::string LocalPoolScheduler::obstacle(const common::Request& request, int num_sequences) const {
+  if (std::string reason = SpeculatingScheduler::obstacle(request, num_sequences); !reason.empty()) {
+    return reason;
+  }
   const LocalPoolSize& size = pool_->size();
   const int num_parts = std::min(num_sequences * max_blocks_of_window(size.window, size.block_size),
                                  max_slots_of(request, num_sequences, size.block_size) / size.block_size);
@@ -119,42 +97,20 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
     return false;  // before the tokens are hashed
   }
   const std::vector<common::Token> text = common_text(group);
-  const bool looks_up = admission.use_prefix_cache && group.request().num_scored == 0;
-  const std::vector<int> hits =
-      manager_.prefix_cache().find(std::span(text).first(looks_up ? text.size() - 1 : 0), group.request().cache_salt);
+  const std::uint64_t salt = group.request().cache_salt;
+  const std::vector<int> hits = manager_.prefix_cache().find(tokens_to_find(group, text, admission), salt);
   const std::size_t num_shared = pool_->share_parts(manager_, hits);
   const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
-  const int num_new = blocks_needed(std::min(admission.max_tokens, num_missing), size.block_size);
+  const int num_tokens = std::min(admission.max_tokens, num_missing);
+  const int num_new = blocks_needed(num_tokens, size.block_size);
   if (std::min(static_cast<int>(num_shared), max_window) + num_new > room) {
     return false;
   }
-  return num_shared == hits.size() ? SpeculatingScheduler::find_room(group, admission)
-                                   : allocate(group, text, std::span(hits).first(num_shared), admission);
-}
-
-bool LocalPoolScheduler::allocate(const SequenceGroup& group, std::span<const common::Token> text,
-                                  std::span<const int> shared, const Admission& admission) {
-  const int block_size = manager_.block_size();
-  const SequenceId sequence = group.live().front().sequence;
-  const std::size_t num_found = shared.size() * static_cast<std::size_t>(block_size);
-  const int num_tokens = std::min(admission.max_tokens, static_cast<int>(text.size() - num_found));
-  const auto num_cached = static_cast<int>(
-      std::count_if(shared.begin(), shared.end(), [&](int block) { return manager_.reference_count(block) == 0; }));
-  if (blocks_needed(num_tokens, block_size) > num_available(manager_) - num_cached - admission.spare_blocks) {
-    return false;
+  if (num_shared == hits.size()) {
+    return SpeculatingScheduler::find_room(group, admission);
   }
-  // One token more than what is shared: the manager leaves the last one to be computed.
-  Admission terms = admission;
-  terms.max_tokens = 1;
-  COMMON_CHECK(manager_.allocate(sequence, text.first(num_found + 1), group.request().cache_salt, terms),
-               "there is room for more than a token");
-  try {
-    COMMON_CHECK(manager_.reserve(sequence, num_tokens), "there is room for all of them");
-  } catch (...) {
-    manager_.free(sequence);
-    throw;
-  }
-  return true;
+  return allocate_behind(manager_, group.live().front().sequence, std::span(hits).first(num_shared), salt, num_tokens,
+                         admission.spare_blocks);
 }
 
 int LocalPoolScheduler::max_growth() const {

@@ -29,9 +29,8 @@ class LocalPoolScheduler : public SpeculatingScheduler {
   ScheduledStep schedule() override;
 
   const LocalPool& local_pool() const { return *pool_; }
-  // Why the group's windows can never be in the pool at once; empty if they can.
-  std::string obstacle(const SequenceGroup& group) const { return obstacle(group.request(), group.max_sequences()); }
-  std::string obstacle(const common::Request& request, int num_sequences) const;
+  // The windows of all its sequences must be in the pool at once, too.
+  std::string obstacle(const common::Request& request, int num_sequences) const override;
 
  protected:
   void admit_waiting(ScheduledStep& step) override;
@@ -40,9 +39,6 @@ class LocalPoolScheduler : public SpeculatingScheduler {
  private:
   // The most blocks that the running groups can take in the next step, with drafts.
   int max_growth() const;
-  // As Scheduler::find_room() for a group whose blocks `shared` are found, although more of them are cached.
-  bool allocate(const SequenceGroup& group, std::span<const common::Token> text, std::span<const int> shared,
-                const Admission& admission);
 
   std::shared_ptr<LocalPool> pool_;
   bool has_preempted_ = false;  // in this step
