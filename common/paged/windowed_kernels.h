@@ -18,8 +18,8 @@
 //   head_dim] queries   [num_tokens, num_heads, head_dim]                   [num_tokens * num_kv_heads, group,
 //   head_dim]
 //
-// A layer takes as long as those kernels take for contexts that end at W. A list costs 4 bytes for each row of K and V,
-// of 8 x head_dim bytes in float32, and is made once for all layers.
+// A layer takes about as long as those kernels take for contexts that end at W. A list costs 4 bytes for each row of K
+// and V, of 8 x head_dim bytes in float32, and is made once for all layers.
 #pragma once
 
 #include <cstddef>
