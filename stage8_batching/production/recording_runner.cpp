@@ -56,18 +56,6 @@ CacheSize with_host_blocks(CacheSize size, int num_host_blocks) {
 
 }  // namespace
 
-std::string RecordingRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
-                                         const KvCacheShape& shape, const GpuOptions& options) {
-  std::string reason = GpuRunner::unsupported(kernels, config, shape, options);
-  if (reason.empty() && config.has_windows() && !kernels.has_windows()) {
-    const std::string window = std::to_string(config.window);
-    const bool has_float32 = options.types.precision == common::Precision::kFloat32;
-    return "the plain kernels let a query see all tokens, and layers of this model the last " + window +
-           " only: --context-length " + window + (has_float32 ? ", or --precision bf16," : "") + " would do";
-  }
-  return reason;
-}
-
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,
                                  const std::optional<common::MemoryShare>& share, common::Communicator* peers)

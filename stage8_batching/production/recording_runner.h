@@ -36,10 +36,6 @@ class RecordingRunner : public GpuRunner,
                         public HostBlocks,
                         public SeparateWindows {
  public:
-  // As GpuRunner's. The production kernels alone compute layers whose window ends within the context.
-  static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
-                                 const KvCacheShape& shape, const GpuOptions& options);
-
   // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                   int max_sequences, const common::PagedKernels& kernels,

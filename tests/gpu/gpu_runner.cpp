@@ -319,35 +319,6 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
     CHECK(shared.num_recorded_steps() == plain.num_recorded_steps());
   }
 }
-
-TEST_CASE("GPU: the plain kernels compute a window if the context ends with it, on several GPUs too") {
-  common::LlamaConfig config = bundled().llama.config();
-  config.context_length = 64;
-  const auto reasons = [&] {
-    return std::vector<std::string>{
-        stage::RecordingRunner::unsupported(stage::kPlainKernels, config, shape_of(4), {}),
-        stage::TensorParallelRunner::unsupported(stage::kPlainKernels, config, shape_of(4), {.tensor_parallel = 2})};
-  };
-  const std::vector<std::string> usual = reasons();
-  config.window = 64;
-  CHECK(reasons() == usual);
-  config.window = 63;
-  for (const std::string& reason : reasons()) {
-    CHECK(
-        reason ==
-        "the plain kernels let a query see all tokens, and layers of this model the last 63 only: --context-length 63, "
-        "or --precision bf16, would do");
-  }
-  const stage::GpuOptions in_16_bits{.types = {.precision = common::Precision::kBFloat16}};
-  CHECK(stage::RecordingRunner::unsupported(stage::kPlainKernels, config, shape_of(4), in_16_bits) ==
-        "the plain kernels let a query see all tokens, and layers of this model the last 63 only: --context-length 63 "
-        "would do");
-  // The production kernels compute it, or refuse this device.
-  const std::string refused =
-      stage::RecordingRunner::unsupported(common::kProductionKernels, config, shape_of(4), in_16_bits);
-  config.window = 0;
-  CHECK(refused == stage::RecordingRunner::unsupported(common::kProductionKernels, config, shape_of(4), in_16_bits));
-}
 #endif  // COURSE_PRODUCTION
 
 TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has not seen") {

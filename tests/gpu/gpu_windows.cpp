@@ -1,5 +1,5 @@
-// Layers that see the last tokens only, on a GPU (WINDOWS.md). Kernels with windows compute in 16 bits: a text is not
-// the CPU's, but each of its tokens must be as likely to the CPU. What no query may read is NaN.
+// Layers that see the last tokens only, on a GPU (WINDOWS.md). In 16 bits a text is not the CPU's, but each of its
+// tokens must be as likely to the CPU; in float32 the texts are equal. What no query may read is NaN.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/app/gpu_types.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/several/nccl_group.h"
 #include "common/math/sampling.h"
@@ -75,13 +76,17 @@ Llama model_with_windows(int window, const Kind& kind) {
 
 const std::vector<common::GpuTypes> kTypes = {
     {.precision = common::Precision::kBFloat16},
-    {.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8}};
+    {.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8},
+    {}};  // float32, by the plain kernels
 
 // How far a logit or a log-probability may be from the CPU's. Logits have a standard deviation of 1.0, and a window
 // moves them by 1.2 and more. On the CPU, with queries, K, V and what attention returns rounded to 16 bits, 12,000 of
 // them move by up to 0.036, and with K and V rounded to float8, by up to 0.34. (On an H200, where all else is rounded
-// too, log-probabilities were off by up to 0.06 and 0.28.)
+// too, log-probabilities were off by up to 0.06 and 0.28.) In float32, only sums are in another order.
 double tolerance_of(const common::GpuTypes& types) {
+  if (types.is_exact()) {
+    return 2e-3;
+  }
   return types.kv_cache == common::KvCacheType::kFloat8 ? 0.7 : 0.25;
 }
 
@@ -354,13 +359,13 @@ std::vector<int> numbers_from(int first, int count) {
   return result;
 }
 
-// make_runner: of these steps, with the production kernels.
+// make_runner: of these steps.
 template <typename MakeRunner>
-void check_logits(const MakeRunner& make_runner) {
+void check_logits(const MakeRunner& make_runner, const std::vector<common::GpuTypes>& all_types = kTypes) {
   // Two sequences, in blocks of 16: their prompts in chunks, then steps that are recorded. In the GPU's tables, the
   // blocks in front of the first query's window are one that is never written to.
   constexpr int kNumBlocks = 40;
-  for (const common::GpuTypes& types : kTypes) {
+  for (const common::GpuTypes& types : all_types) {
     for (const Kind& kind : kKinds) {
       for (const int window : {1, 16, 23, 64, 100}) {
         const Llama model = model_with_windows(window, kind);
@@ -434,7 +439,7 @@ void check_logits(const MakeRunner& make_runner) {
                 std::max<double>(effect, (unlimited_result.logits[row] - expected.logits[row]).cwiseAbs().maxCoeff());
           }
         }
-        CAPTURE(static_cast<int>(types.kv_cache), kind.name, window, error, effect);
+        CAPTURE(common::to_string(types), kind.name, window, error, effect);
         CHECK(error <= tolerance_of(types));
         CHECK(effect > 1.5 * tolerance_of(types));
         CHECK(gpu->num_recorded_steps() > 0);
@@ -454,13 +459,62 @@ TEST_CASE("GPU: in layers with windows, logits are the CPU's, and no block in fr
   });
 }
 
+TEST_CASE("GPU: in 16 bits, the plain kernels compute layers with windows where production kernels can't") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  check_logits(
+      [](const Llama& model, const stage::KvCacheShape& shape, const common::GpuTypes& types) {
+        return std::make_unique<stage::RecordingRunner>(model, shape, stage::GpuOptions{.types = types}, 128, 8,
+                                                        stage::kPlainKernels);
+      },
+      {kTypes.front()});
+}
+
+TEST_CASE("GPU: in float32, greedy texts of models with windows are the CPU's") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const Kind& kind : kKinds) {
+    for (const int window : {1, 10, 33, 64}) {
+      const Llama model = model_with_windows(window, kind);
+      std::vector<GenerationRequest> tasks;
+      for (int i = 0; i < 6; ++i) {
+        tasks.push_back({tests::make_request(20 + 30 * i, 60, i)});
+      }
+      std::vector<std::vector<std::vector<common::Token>>> texts;
+      for (const stage::Device device : {stage::Device::kCpu, stage::Device::kGpu}) {
+        stage::EngineOptions options;
+        options.gpu.device = device;
+        options.num_slots = 50 * 16;  // not enough for six wholes
+        options.scheduler.token_budget = 48;
+        stage::VirtualClock clock;
+        const std::unique_ptr<stage::SpeculatingEngine> engine =
+            stage::make_speculating_engine(model, options, stage::make_runner(model, options), 0, clock);
+        for (const GenerationRequest& task : tasks) {
+          engine->submit(task);
+        }
+        while (engine->step()) {
+        }
+        texts.emplace_back();
+        for (std::size_t i = 0; i < tasks.size(); ++i) {
+          texts.back().push_back(engine->output(static_cast<int>(i)).completions.front().tokens);
+          CHECK(texts.back().back().size() == 60);
+        }
+      }
+      CAPTURE(kind.name, window);
+      CHECK(texts[0] == texts[1]);
+    }
+  }
+}
+
 TEST_CASE("GPU: two GPUs compute layers with windows as one does") {
   if (const std::string reason = common::NcclGroup::unsupported(2); !reason.empty()) {
     SKIP_TEST(reason);
   }
   check_logits([](const Llama& model, const stage::KvCacheShape& shape, const common::GpuTypes& types) {
-    return std::make_unique<stage::TensorParallelRunner>(
-        model, shape, stage::GpuOptions{.types = types, .tensor_parallel = 2}, 128, 8, common::kProductionKernels);
+    const stage::GpuOptions options{.types = types, .tensor_parallel = 2};
+    return std::make_unique<stage::TensorParallelRunner>(model, shape, options, 128, 8, tests::built_kernels(options));
   });
 }
 
@@ -522,7 +576,7 @@ TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in s
       for (std::uint64_t seed = 1; seed <= 24; ++seed) {
         serve_at_random(seed, types, kind, totals, errors);
       }
-      CAPTURE(static_cast<int>(types.kv_cache), kind.name, errors.difference, errors.deficit);
+      CAPTURE(common::to_string(types), kind.name, errors.difference, errors.deficit);
       CAPTURE(totals.requests, totals.swapped_out, totals.recomputed, totals.stand_ins, totals.accepted,
               totals.cancelled, totals.hits, totals.copies, totals.pools, totals.evicted);
       CHECK(totals.requests > 100);
@@ -582,11 +636,11 @@ TEST_CASE("GPU: without --slots, layers that see all have the memory that layers
     options.num_slots.reset();
     options.scheduler.max_sequences = 120;
     options.scheduler.token_budget = 128;
-    // So that there are some hundred blocks, of 16 KiB in 16 bits.
+    // So that there are some hundred blocks, of 16 KiB in 16 bits, and about as many in float32.
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    options.memory_fraction = 6e6 / static_cast<double>(free_bytes);
+    options.memory_fraction = (types.is_exact() ? 12e6 : 6e6) / static_cast<double>(free_bytes);
     std::unique_ptr<stage::Runner> runner = stage::make_runner(model, options);
     const int before = runner->cache().num_blocks;
     stage::VirtualClock clock;
@@ -594,7 +648,7 @@ TEST_CASE("GPU: without --slots, layers that see all have the memory that layers
         stage::make_speculating_engine(model, options, std::move(runner), 0, clock);
     const auto& scheduler = dynamic_cast<const stage::LocalPoolScheduler&>(engine->scheduler());
     const stage::LocalPoolSize& size = scheduler.local_pool().size();
-    CAPTURE(static_cast<int>(types.kv_cache), before, size.num_blocks, size.num_parts, size.max_parts);
+    CAPTURE(common::to_string(types), before, size.num_blocks, size.num_parts, size.max_parts);
     CHECK(engine->cache().num_blocks == size.num_blocks);
     CHECK(size.num_blocks > before * 3 / 2);
     CHECK(size.num_blocks + 3 * size.max_parts <= 4 * before);           // one layer of four sees all
