@@ -184,6 +184,7 @@ struct TileCopier {
   static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
+  static constexpr int kOrderedAtOnce = kHeadDim == 64 ? 2 : 4;
 
   const PrefillCall& call;
   PrefillShared<kHeadDim>& shared;
@@ -321,12 +322,12 @@ struct PrefillProducer {
     }
   }
 
-  // The same for rows of queries that do not follow each other.
+  // The same for rows of queries that do not follow each other. kAtOnce: as many as there are registers for.
+  template <int kAtOnce>
   __device__ __forceinline__ void copy_ordered_queries(const PrefillWork& work, int place) const {
     constexpr int kStep = common::kWarpgroupThreads / kVecs;
     const int vec = thread % kVecs;
     const int group = call.num_queries_per_kv;
-    constexpr int kAtOnce = kHeadDim == 64 ? 2 : 4;  // as far as there are registers
 #pragma unroll kAtOnce
     for (int row = thread / kVecs; row < Shape::kRows; row += kStep) {
       const int own = min(work.task.first_row + row, work.task.end_row - 1);
@@ -362,7 +363,7 @@ struct PrefillProducer {
       }
       if constexpr (kOrdered) {
         common::wait_for_previous_launch();  // it may compute the queries; what is read before has been there for long
-        copy_ordered_queries(work, slot.place);
+        copy_ordered_queries<Tiles::kOrderedAtOnce>(work, slot.place);
       } else {
         copy_queries(work, slot.place);
       }

@@ -58,8 +58,8 @@ int choose_part_units(std::span<const Group> groups, const SharedShape& shape) {
 }  // namespace
 
 std::string shared_reading_obstacle(const PageShape& shape) {
-  if (shape.type != ScalarType::kBFloat16) {
-    return "prefixes are read together from bfloat16 pages only";
+  if (shape.type == ScalarType::kFloat32) {
+    return "prefixes are read together from bfloat16 and float8 pages only";
   }
   if (shape.head_dim > kMaxSharingHeadDim) {
     return "prefixes are read together for heads of up to " + std::to_string(kMaxSharingHeadDim) + " dimensions only";
@@ -87,6 +87,7 @@ SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch) {
 ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads) {
   ReadingCosts costs =
       reading_costs(num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, bytes_of(shape.type));
+  costs.block = shape.bytes_per_block();  // float8's scales too
   // The unit is a byte that decode attention reads from L2: of all sequences that read a prefix, each by itself, only
   // the first has to fetch it from memory, which is half as fast. So what is read for a group counts twice.
   costs.group_block = costs.block;

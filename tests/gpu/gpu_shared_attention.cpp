@@ -24,22 +24,24 @@ using tests::BatchSpec;
 using tests::GpuBatch;
 using tests::ScalarType;
 
-// A plan of a batch's decodes on the device. costs: of what is searched for in the batch's tables.
+// A step's plan on the device. costs: of what is searched for in the tables of its first num_decodes sequences.
 class PlanOnDevice {
  public:
-  PlanOnDevice(const GpuBatch& batch, const BatchSpec& spec, const common::ReadingCosts& costs) {
+  PlanOnDevice(const GpuBatch& batch, const BatchSpec& spec, const common::ReadingCosts& costs, int num_decodes) {
     const SharedShape shape = common::shared_shape(batch.shape(), batch.batch());
     const std::vector<int> tables = batch.block_tables();
     const std::vector<int> starts = batch.table_starts();
     const auto count = static_cast<int>(spec.context_lengths.size());
     std::vector<int> query_starts(spec.context_lengths.size() + 1);
     std::iota(query_starts.begin(), query_starts.end(), 0);
-    const common::StepTables step{.context_lengths = spec.context_lengths,
-                                  .query_starts = query_starts,
-                                  .block_tables = tables,
-                                  .table_starts = starts,
-                                  .block_size = spec.block_size};
-    plan = common::plan_shared_reading(step, common::find_shared_prefixes(step, costs), shape);
+    common::StepTables step{.context_lengths = spec.context_lengths,
+                            .query_starts = query_starts,
+                            .block_tables = tables,
+                            .table_starts = starts,
+                            .block_size = spec.block_size};
+    common::StepTables decodes = step;
+    decodes.context_lengths = step.context_lengths.first(static_cast<std::size_t>(num_decodes));
+    plan = common::plan_shared_reading(step, common::find_shared_prefixes(decodes, costs), shape);
     std::vector<common::RaggedTask> memory(
         common::shared_arrays(nullptr, count, shape).bytes / sizeof(common::RaggedTask) + 1);
     const common::SharedArrays arrays = common::shared_arrays(memory.data(), count, shape);
@@ -59,16 +61,20 @@ class PlanOnDevice {
 };
 
 // The sequences' outputs where all that can be shared is: what differs from the reference, whether the new tokens were
-// stored, and whether equal plans give equal bits. Returns how many sequences have read together.
+// stored, and whether equal plans give equal bits. The first sequences with one token are decodes. Returns how many
+// sequences have read together.
 int check_shared(const BatchSpec& spec, int num_runs = 1) {
   GpuBatch batch(spec);
-  const PlanOnDevice plan(batch, spec, {.block = 1});
+  const auto first_chunk = std::find_if(spec.query_lengths.begin(), spec.query_lengths.end(),
+                                        [](int num_queries) { return num_queries > 1; });
+  const auto num_decodes = static_cast<int>(spec.query_lengths.empty() ? spec.context_lengths.size()
+                                                                       : first_chunk - spec.query_lengths.begin());
+  const PlanOnDevice plan(batch, spec, {.block = 1}, num_decodes);
   common::SharingKernels kernels;
   kernels.read_together(plan.data());
-  const auto num_sequences = static_cast<int>(spec.context_lengths.size());
   std::vector<float> first;
   for (int run = 0; run < num_runs; ++run) {
-    const auto result = batch.attend(kernels, num_sequences);
+    const auto result = batch.attend(kernels, num_decodes);
     CHECK(batch.check(result.output) == tests::kNoDifference);
     CHECK(result.pages_are_equal);
     first = run == 0 ? result.output : first;
@@ -87,18 +93,23 @@ std::vector<int> numbers(int first, int count) {
 
 }  // namespace
 
-TEST_CASE("Shared reading: every head_dim, group and block size", "[gpu]") {
+TEST_CASE("Shared reading: every type, head_dim, group and block size", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
+  const ScalarType type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(from_range(tests::some_of({64}, {32, 64, 96, 128})));
   const int block_size = GENERATE(from_range(tests::some_of({16}, {8, 16, 32, 64})));
   const int group = GENERATE(from_range(tests::some_of({4}, {1, 3, 4, 7, 8, 16})));
-  CAPTURE(head_dim, block_size, group);
+  CAPTURE(static_cast<int>(type), head_dim, block_size, group);
+  if (type == ScalarType::kFloat8 && block_size < 16) {
+    return;
+  }
   // Two prefixes whose sequences stand among each other, one of them no multiple of a kernel's tile; a sequence that
   // shares nothing, and one that is inactive. Own tokens: from one on.
   const int blocks = 192 / block_size;
-  const int count = check_shared({.num_kv_heads = 2,
+  const int count = check_shared({.type = type,
+                                  .num_kv_heads = 2,
                                   .group = group,
                                   .head_dim = head_dim,
                                   .block_size = block_size,
@@ -123,15 +134,17 @@ TEST_CASE("Shared reading: a prefix in many parts, and more rows than a task has
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
+  const ScalarType type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(from_range(tests::some_of({128}, {64, 128})));
   const int count = GENERATE(from_range(tests::some_of({18}, {2, 40})));
   const int num_blocks = GENERATE(from_range(tests::some_of({34}, {2, 66})));
-  CAPTURE(head_dim, count, num_blocks);
+  CAPTURE(static_cast<int>(type), head_dim, count, num_blocks);
   std::vector<int> lengths;
   for (int i = 0; i < count; ++i) {
     lengths.push_back(num_blocks * 16 + 1 + i * 37 % 130);
   }
-  const int num_together = check_shared({.num_kv_heads = tests::kOnExecutor ? 1 : 2,
+  const int num_together = check_shared({.type = type,
+                                         .num_kv_heads = tests::kOnExecutor ? 1 : 2,
                                          .group = 4,
                                          .head_dim = head_dim,
                                          .context_lengths = lengths,
@@ -157,14 +170,74 @@ TEST_CASE("Shared reading: what is shared has the far larger scores, or the far 
   CHECK(count == 3);
 }
 
+TEST_CASE("Shared reading: float8's scales differ from row to row, and where the prefix ends", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // The largest score with the exponent of V's scale is the prefix's, or the own tokens'.
+  const bool in_prefix = GENERATE(true, false);
+  CAPTURE(in_prefix);
+  std::vector<float> sizes;
+  for (int token = 0; token < 360; ++token) {
+    const bool is_large = (token < 160) == in_prefix;
+    sizes.push_back((is_large ? 1000.0F : 1.0F) * (token % 3 == 0 ? 0.125F : 1.0F));
+  }
+  const int count = check_shared({.type = ScalarType::kFloat8,
+                                  .num_kv_heads = 1,
+                                  .context_lengths = {161, 200, 360},
+                                  .query_lengths = {},
+                                  .value_sizes = sizes,
+                                  .shared = {{{0, 1, 2}, 10}}});
+  CHECK(count == 3);
+}
+
+TEST_CASE("Shared reading: beside chunks and drafts, the decodes of a step read together", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // A chunk and a sequence with drafts begin with the same blocks. They read these by themselves.
+  const ScalarType type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {32, 64, 96, 128})));
+  const int num_new = GENERATE(from_range(tests::some_of({40}, {2, 40, 300})));
+  CAPTURE(static_cast<int>(type), head_dim, num_new);
+  const int count = check_shared({.type = type,
+                                  .head_dim = head_dim,
+                                  .context_lengths = {193, 100, 209, 193, 192 + num_new, 200, num_new},
+                                  .query_lengths = {1, 1, 1, 1, num_new, 3, num_new},
+                                  .shared = {{{0, 2, 3, 4, 5}, 12}}},
+                                 tests::repeats(3));
+  CHECK(count == 3);
+}
+
+TEST_CASE("Shared reading: beside a chunk so long that decodes have a part of the chip", "[gpu]") {
+  if (!common::has_cuda_device() || tests::kOnExecutor) {
+    SKIP_TEST("there is no GPU, or it has no multiprocessors to share");
+  }
+  std::vector<int> lengths;
+  for (int i = 0; i < 40; ++i) {
+    lengths.push_back(513 + i * 37 % 130);
+  }
+  std::vector<int> num_queries(lengths.size(), 1);
+  lengths.push_back(2400);
+  num_queries.push_back(2400);
+  const int count = check_shared({.num_kv_heads = 1,
+                                  .group = 16,
+                                  .head_dim = 64,
+                                  .context_lengths = lengths,
+                                  .query_lengths = num_queries,
+                                  .shared = {{numbers(0, 40), 32}}},
+                                 3);
+  CHECK(count == 40);
+}
+
 TEST_CASE("Shared reading: a captured graph follows the plan (stage 7, invariant 6)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   const BatchSpec spec{.context_lengths = {97, 40, 130, 100}, .query_lengths = {}, .shared = {{{0, 2, 3}, 6}}};
   GpuBatch batch(spec);
-  PlanOnDevice plan(batch, spec, {.block = 1});
-  const PlanOnDevice apart(batch, spec, {.block = 1, .group = 1000});
+  PlanOnDevice plan(batch, spec, {.block = 1}, 4);
+  const PlanOnDevice apart(batch, spec, {.block = 1, .group = 1000}, 4);
   CHECK(plan.plan.order.size() == 3);
   CHECK(apart.plan.order.empty());
   common::SharingKernels kernels;
@@ -196,17 +269,6 @@ TEST_CASE("Shared reading: a captured graph follows the plan (stage 7, invariant
   }
 }
 
-TEST_CASE("Shared reading: a step that has more than decodes reads apart", "[gpu]") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
-  const BatchSpec spec{.context_lengths = {97, 130, 100}, .query_lengths = {1, 1, 20}, .shared = {{{0, 1}, 6}}};
-  GpuBatch batch(spec);
-  common::SharingKernels kernels;
-  kernels.read_together(&kernels);  // nothing that a kernel could read
-  CHECK(batch.check(batch.attend(kernels, 2).output) == tests::kNoDifference);
-}
-
 TEST_CASE("Shared reading: random batches", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -217,10 +279,11 @@ TEST_CASE("Shared reading: random batches", "[gpu]") {
   const int num_rounds = tests::kOnExecutor ? 6 : 12;
   for (int round = 0; round < num_rounds; ++round) {
     const int num_sequences = 2 + below(tests::kOnExecutor ? 8 : 25);
-    BatchSpec spec{.num_kv_heads = 1 + below(3),
+    BatchSpec spec{.type = below(2) == 0 ? ScalarType::kBFloat16 : ScalarType::kFloat8,
+                   .num_kv_heads = 1 + below(3),
                    .group = 1 + below(8),
                    .head_dim = std::vector<int>{32, 64, 128}[static_cast<std::size_t>(below(3))],
-                   .block_size = 8 << below(4),
+                   .block_size = 16 << below(3),
                    .context_lengths = {},
                    .query_lengths = {},
                    .seed = static_cast<unsigned>(round)};
@@ -238,6 +301,10 @@ TEST_CASE("Shared reading: random batches", "[gpu]") {
       spec.context_lengths.push_back(shared + below(200));
     }
     std::erase_if(spec.shared, [](const SharedPrefix& prefix) { return prefix.sequences.empty(); });
+    if (below(2) == 0) {  // the last sequence has a chunk
+      spec.query_lengths.assign(spec.context_lengths.size(), 1);
+      spec.query_lengths.back() = std::min(2 + below(100), spec.context_lengths.back());
+    }
     CAPTURE(round, num_sequences, spec.num_kv_heads, spec.group, spec.head_dim, spec.block_size);
     num_together += check_shared(spec);
   }
