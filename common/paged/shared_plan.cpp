@@ -155,6 +155,8 @@ SharedPlan plan_shared_reading(const StepTables& step, std::span<const SharedPre
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       const auto s = static_cast<std::size_t>(sequences[i]);
       const int task = static_cast<int>(i) / sequences_of_task;
+      COMMON_CHECK(step.query_starts[s] == sequences[i] && step.query_starts[s + 1] == sequences[i] + 1,
+                   "only decodes have a prefix, and row s is sequence s's");
       COMMON_CHECK(plan.rows[s].num_parts == 0, "a sequence has one prefix");
       COMMON_CHECK(group.num_tokens < step.context_lengths[s], "a sequence has tokens behind the prefix");
       plan.rows[s] = {.first_place = next_place + task * num_parts,

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "common/base/check.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/support/catch.h"
@@ -210,24 +211,27 @@ TEST_CASE("Shared reading: beside chunks and drafts, the decodes of a step read 
 }
 
 TEST_CASE("Shared reading: beside a chunk so long that decodes have a part of the chip", "[gpu]") {
-  if (!common::has_cuda_device() || tests::kOnExecutor) {
-    SKIP_TEST("there is no GPU, or it has no multiprocessors to share");
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
   }
+  constexpr int kHeads = 16;
+  constexpr int kDecodes = tests::kOnExecutor ? 3 : 40;
+  const int chunk = tests::kOnExecutor ? 20 : 2 * common::device_limits().num_multiprocessors * 128 / kHeads + 9;
   std::vector<int> lengths;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < kDecodes; ++i) {
     lengths.push_back(513 + i * 37 % 130);
   }
   std::vector<int> num_queries(lengths.size(), 1);
-  lengths.push_back(2400);
-  num_queries.push_back(2400);
+  lengths.push_back(chunk);
+  num_queries.push_back(chunk);
   const int count = check_shared({.num_kv_heads = 1,
-                                  .group = 16,
+                                  .group = kHeads,
                                   .head_dim = 64,
                                   .context_lengths = lengths,
                                   .query_lengths = num_queries,
-                                  .shared = {{numbers(0, 40), 32}}},
-                                 3);
-  CHECK(count == 40);
+                                  .shared = {{numbers(0, kDecodes), 32}}},
+                                 tests::repeats(3));
+  CHECK(count == kDecodes);
 }
 
 TEST_CASE("Shared reading: a captured graph follows the plan (stage 7, invariant 6)", "[gpu]") {
@@ -324,25 +328,29 @@ TEST_CASE("Shared reading: a plan has every row of every prefix once, and every 
                       .num_kv_heads = 1 + below(8),
                       .num_workers = 1 + below(140),
                       .max_tasks = 1 + below(80)};
-    const int num_sequences = 1 + below(100);
+    const int num_decodes = 1 + below(100);
+    const int num_sequences = num_decodes + below(3);
     std::vector<SharedPrefix> prefixes(static_cast<std::size_t>(1 + below(5)));
     std::vector<int> lengths;
     std::vector<int> starts;
+    std::vector<int> query_starts = {0};
     for (SharedPrefix& prefix : prefixes) {
       prefix.num_blocks = 1 + below(300);
     }
     for (int s = 0; s < num_sequences; ++s) {
       const auto which = static_cast<std::size_t>(below(static_cast<int>(prefixes.size()) + 1));
-      const bool is_alone = which == prefixes.size();
+      const bool is_chunk = s >= num_decodes;
+      const bool is_alone = is_chunk || which == prefixes.size();
       if (!is_alone) {
         prefixes[which].sequences.push_back(s);
       }
       lengths.push_back((is_alone ? 0 : prefixes[which].num_blocks * block_size + 1) + below(500));
       starts.push_back(s * 1000);
+      query_starts.push_back(query_starts.back() + (is_chunk ? 2 + below(100) : 1));
     }
     std::erase_if(prefixes, [](const SharedPrefix& prefix) { return prefix.sequences.size() < 2; });
     const SharedPlan plan = common::plan_shared_reading({.context_lengths = lengths,
-                                                         .query_starts = {},
+                                                         .query_starts = query_starts,
                                                          .block_tables = {},
                                                          .table_starts = starts,
                                                          .block_size = block_size},
@@ -410,4 +418,36 @@ TEST_CASE("Shared reading: a plan has every row of every prefix once, and every 
       return left.end_token - left.first_token > right.end_token - right.first_token;
     }));
   }
+}
+
+// Nor do these.
+TEST_CASE("Shared reading: a chunk has no prefix", "[gpu]") {
+  const std::vector<int> lengths = {40, 40, 60};
+  const std::vector<int> starts = {0, 3, 6};
+  const SharedShape shape{.kernel = common::RaggedKernel::kShort,
+                          .task_rows = 64,
+                          .group = 4,
+                          .num_kv_heads = 1,
+                          .num_workers = 1,
+                          .max_tasks = 8};
+  const auto plan_of = [&](const std::vector<int>& query_starts, const std::vector<int>& sequences) {
+    const std::vector<SharedPrefix> prefixes = {{sequences, 2}};
+    return common::plan_shared_reading({.context_lengths = lengths,
+                                        .query_starts = query_starts,
+                                        .block_tables = {},
+                                        .table_starts = starts,
+                                        .block_size = 16},
+                                       prefixes, shape);
+  };
+  CHECK(plan_of({0, 1, 2, 22}, {0, 1}).own_lengths == std::vector<int>{8, 8, 60});
+  CHECK_THROWS_AS(plan_of({0, 1, 2, 22}, {0, 1, 2}), common::CheckError);
+  CHECK_THROWS_AS(plan_of({0, 20, 21, 22}, {1, 2}), common::CheckError);
+}
+
+TEST_CASE("Shared reading: a block costs its bytes, whatever their type", "[gpu]") {
+  const auto cost_of = [](ScalarType type) {
+    return common::shared_reading_costs({.num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = type}, 32).block;
+  };
+  CHECK(cost_of(ScalarType::kBFloat16) == 8 * 16 * 2 * 256);
+  CHECK(cost_of(ScalarType::kFloat8) == 8 * 16 * (2 * 128 + 8));  // of a row: K and V, two scales, and padding
 }
