@@ -52,6 +52,7 @@ struct TileConverter {
   static constexpr int kVecs = kTileRows * Stored::kVecs / 32;  // the vectors of a piece that a thread converts
   static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = 216;
+  static constexpr int kPrefixLowered = kFloat8PrefixLowered;
   static constexpr int kOrderedAtOnce = 8;  // with 4, the consumers' products do not overlap (ptxas of CUDA 13.0)
 
   const PrefillCall& call;

@@ -175,13 +175,14 @@ TEST_CASE("Shared reading: float8's scales differ from row to row, and where the
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  // The largest score with the exponent of V's scale is the prefix's, or the own tokens'.
-  const bool in_prefix = GENERATE(true, false);
-  CAPTURE(in_prefix);
+  // The largest score with the exponent of V's scale is the prefix's, or the own tokens'. Or V is so small that float16
+  // has no weights between this sum and the prefix's largest score.
+  const float of_prefix = GENERATE(1.0F, 1000.0F, 1e-6F);
+  const float of_own = of_prefix == 1.0F ? 1000.0F : of_prefix == 1000.0F ? 1.0F : of_prefix;
+  CAPTURE(of_prefix, of_own);
   std::vector<float> sizes;
   for (int token = 0; token < 360; ++token) {
-    const bool is_large = (token < 160) == in_prefix;
-    sizes.push_back((is_large ? 1000.0F : 1.0F) * (token % 3 == 0 ? 0.125F : 1.0F));
+    sizes.push_back((token < 160 ? of_prefix : of_own) * (token % 3 == 0 ? 0.125F : 1.0F));
   }
   const int count = check_shared({.type = ScalarType::kFloat8,
                                   .num_kv_heads = 1,
@@ -444,10 +445,16 @@ TEST_CASE("Shared reading: a chunk has no prefix", "[gpu]") {
   CHECK_THROWS_AS(plan_of({0, 20, 21, 22}, {1, 2}), common::CheckError);
 }
 
-TEST_CASE("Shared reading: a block costs its bytes, whatever their type", "[gpu]") {
-  const auto cost_of = [](ScalarType type) {
-    return common::shared_reading_costs({.num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = type}, 32).block;
+TEST_CASE("Shared reading: a block costs its bytes, and a group as much as in bfloat16", "[gpu]") {
+  const auto costs_of = [](ScalarType type) {
+    return common::shared_reading_costs({.num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = type}, 32);
   };
-  CHECK(cost_of(ScalarType::kBFloat16) == 8 * 16 * 2 * 256);
-  CHECK(cost_of(ScalarType::kFloat8) == 8 * 16 * (2 * 128 + 8));  // of a row: K and V, two scales, and padding
+  const common::ReadingCosts wide = costs_of(ScalarType::kBFloat16);
+  const common::ReadingCosts narrow = costs_of(ScalarType::kFloat8);
+  CHECK(wide.block == 8 * 16 * 2 * 256);
+  CHECK(narrow.block == 8 * 16 * (2 * 128 + 8));  // of a row: K and V, two scales, and padding
+  CHECK(wide.group_block == wide.block);
+  CHECK(narrow.group_block == wide.group_block);
+  CHECK(narrow.group == wide.group);
+  CHECK(narrow.query == wide.query);
 }
