@@ -83,7 +83,7 @@ class RecordingRunner : public GpuRunner,
                   std::unique_ptr<Tables> tables);
   void copy_inside(std::span<const BlockCopy> copies);  // without host blocks, in any order
   void launch_recorded(const StepCounts& counts);       // replays a step that is recorded
-  // The groups of the step's sequences that read together, whose plan is then on its way.
+  // The groups of the step's decodes that read together, whose plan is then on its way.
   std::vector<common::SharedPrefix> plan_sharing(const RaggedBatch& batch);
 
   std::unique_ptr<Tables> tables_;
