@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/model/llama.h"
+#include "tests/stages/fake_runner.h"
 #include "tests/stages/serving_fixtures.h"
 
 // Not formatted: spaces around the slash would become part of the path.
@@ -82,7 +83,7 @@ inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCach
 }
 
 // Before each step, fills with NaN what no sequence owns and no prompt may find, the blocks that stand in the places of
-// freed ones, and free parts.
+// freed ones, free parts, and the parts that host blocks do not have.
 class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
  public:
   // num_parts: of the layers with a window, if others see all; 0: as many as the engine says.
@@ -100,6 +101,9 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
   }
   // Null if all layers are in one pool.
   const stage::LocalPool* local_pool() const { return local_pool_.get(); }
+  stage::ScoringCpuRunner& cpu() { return cpu_; }
+  // The next `count` calls that copy something throw, before they do anything or after they have done everything.
+  void fail_copies(int count, bool is_done) { faults_ = {count, is_done}; }
   int max_held() const { return max_held_; }  // parts, in all steps so far
 
   void watch(const stage::KvCacheManager& manager) { manager_ = &manager; }
@@ -107,7 +111,16 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
 
   const stage::CacheSize& cache() const override { return inner_->cache(); }
   bool is_asynchronous() const override { return inner_->is_asynchronous(); }
-  void copy_blocks(std::span<const stage::BlockCopy> copies) override { inner_->copy_blocks(copies); }
+  void copy_blocks(std::span<const stage::BlockCopy> copies) override {
+    const bool fails = !copies.empty() && faults_.first > 0;
+    faults_.first -= fails ? 1 : 0;
+    if (!fails || faults_.second) {
+      inner_->copy_blocks(copies);
+    }
+    if (fails) {
+      throw RunnerFault();
+    }
+  }
   stage::StepResult wait(stage::StepId step) override { return inner_->wait(step); }
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     for (int block = 0; block < cache().num_blocks; ++block) {
@@ -116,13 +129,8 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
       }
     }
     max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
-    // A part that is free may still be copied.
-    for (int part = 0;
-         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
-         ++part) {
-      if (local_pool_->is_free(part)) {
-        poison(cpu_.local_cache(), part);
-      }
+    if (local_pool_ != nullptr && local_pool_->pending_copies().empty()) {  // what is free may still be copied
+      poison_parts();
     }
     for (const int sequence : manager_->sequences()) {
       const std::vector<int>& table = manager_->block_table(sequence);
@@ -135,6 +143,23 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
   }
 
  private:
+  void poison_parts() {
+    const stage::LocalPoolSize& size = local_pool_->size();
+    int free_part = -1;
+    for (int part = 0; part < size.max_parts; ++part) {
+      if (local_pool_->is_free(part)) {
+        poison(cpu_.local_cache(), part);
+        free_part = part;
+      }
+    }
+    for (int block = size.num_blocks; free_part >= 0 && block < size.num_blocks + size.num_host_blocks; ++block) {
+      if (local_pool_->part_of(block) < 0) {
+        const stage::BlockCopy copy = {free_part, block};
+        cpu_.local_cache().copy_blocks({&copy, 1});
+      }
+    }
+  }
+
   static void poison(stage::KvCache& cache, int block) {
     const stage::KvCacheShape& shape = cache.shape();
     std::vector<int> slots;
@@ -155,6 +180,7 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
   const stage::KvCacheManager* manager_ = nullptr;
   int num_stand_ins_ = 0;
   int max_held_ = 0;
+  std::pair<int, bool> faults_;  // how many, and whether they come when everything is done
 };
 
 // An engine that frees what is behind the windows, around such a runner. num_parts: the runner's.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -50,8 +52,11 @@ int num_local_parts(const common::LlamaConfig& config, const EngineOptions& opti
 
 LocalPoolScheduler::LocalPoolScheduler(std::shared_ptr<LocalPool> pool, KvCacheManager& manager,
                                        const SchedulerOptions& options, bool use_prefix_cache, int default_drafts,
-                                       const TokenCost& cost)
-    : SpeculatingScheduler(manager, options, use_prefix_cache, default_drafts, cost), pool_(std::move(pool)) {}
+                                       const TokenCost& cost, std::shared_ptr<HostCache> host_cache)
+    : HostCacheScheduler(manager, options, use_prefix_cache, default_drafts, cost, std::move(host_cache)),
+      pool_(std::move(pool)) {
+  pool_->attach(host_cache_);
+}
 
 ScheduledStep LocalPoolScheduler::schedule() {
   const int num_parts = pool_->size().num_parts;
@@ -63,9 +68,10 @@ ScheduledStep LocalPoolScheduler::schedule() {
     const int room = std::max(0, num_parts - pool_->num_needed(manager_));
     const bool is_short = !is_first || max_growth() > room;
     ScheduledStep attempt;
+    take_over_copies();  // before the ballast evicts a block
     {
       const Ballast ballast(manager_, is_short ? num_available(manager_) - room : 0);
-      attempt = SpeculatingScheduler::schedule();
+      attempt = HostCacheScheduler::schedule();
     }
     // A request that is preempted leaves more blocks than parts, so that too many may have been reserved, or more parts
     // than blocks. Each further attempt begins with fewer requests, or with one that was alone and found less room than
@@ -99,6 +105,12 @@ std::string LocalPoolScheduler::obstacle(const common::Request& request, int num
                    num_sequences, num_parts, size.window, size.num_parts);
 }
 
+void LocalPoolScheduler::store(int block) noexcept {
+  host_cache_->store(manager_.prefix_cache(), block, [&](int host_block) {
+    return pool_->will_have_part(manager_, block) && !pool_->will_have_part(manager_, host_block);
+  });
+}
+
 void LocalPoolScheduler::admit_waiting(ScheduledStep& step) {
   if (!has_preempted_) {
     SpeculatingScheduler::admit_waiting(step);
@@ -122,14 +134,61 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
   const bool looks_up = admission.use_prefix_cache && group.request().num_scored == 0;
   const std::vector<int> hits =
       manager_.prefix_cache().find(std::span(text).first(looks_up ? text.size() - 1 : 0), group.request().cache_salt);
+  if (looks_up && has_host_cache() && find_room_with_tier(group, text, hits, admission, room)) {
+    return true;
+  }
   const std::size_t num_shared = pool_->share_parts(manager_, hits);
-  const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
-  const int num_new = blocks_needed(std::min(admission.max_tokens, num_missing), size.block_size);
-  if (std::min(static_cast<int>(num_shared), max_window) + num_new > room) {
+  if (num_parts_of(text.size(), num_shared, admission) > room) {
     return false;
   }
   return num_shared == hits.size() ? SpeculatingScheduler::find_room(group, admission)
                                    : allocate(group, text, std::span(hits).first(num_shared), admission);
+}
+
+bool LocalPoolScheduler::find_room_with_tier(SequenceGroup& group, std::span<const common::Token> text,
+                                             std::span<const int> hits, const Admission& admission, int room) {
+  const std::size_t num_found = hits.size() * static_cast<std::size_t>(manager_.block_size());
+  const std::uint64_t salt = group.request().cache_salt;
+  const auto num_usable = [&](std::span<const int> found) {
+    std::vector<int> blocks(hits.begin(), hits.end());
+    blocks.insert(blocks.end(), found.begin(), found.end());
+    const std::size_t num_shared = pool_->share_parts(manager_, blocks);
+    return num_shared - std::min(num_shared, hits.size());
+  };
+  const auto has_parts = [&](std::size_t num_shared) {
+    return num_parts_of(text.size(), num_shared, admission) <= room;
+  };
+  const std::span<const common::Token> rest = text.subspan(num_found);
+  const std::size_t num_back = num_usable(host_cache_->find(
+      hits.empty() ? 0 : manager_.prefix_cache().entry(hits.back()).text, rest.first(rest.size() - 1), salt));
+  if (num_back == 0 || !has_parts(hits.size() + num_back)) {
+    return false;
+  }
+  // What the pool evicts to make room must not take the place of what is found.
+  host_cache_->touch(manager_.prefix_cache(), text, salt);
+  if (!SpeculatingScheduler::find_room(group, admission)) {
+    return false;
+  }
+  const SequenceId sequence = group.live().front().sequence;
+  try {
+    host_cache_->restore(manager_, sequence, rest, salt, admission, num_usable);
+  } catch (const std::bad_alloc&) {  // what has been brought back holds
+  }
+  // Behind the pool's blocks alone, a window may lack parts.
+  const auto num_shared = static_cast<std::size_t>(manager_.length(sequence) / manager_.block_size());
+  if (num_shared == hits.size() || !has_parts(num_shared)) {
+    manager_.free(sequence);
+    return false;
+  }
+  return true;
+}
+
+int LocalPoolScheduler::num_parts_of(std::size_t num_tokens, std::size_t num_shared, const Admission& admission) const {
+  const LocalPoolSize& size = pool_->size();
+  const auto num_blocks = static_cast<int>(num_shared);
+  const int num_missing = static_cast<int>(num_tokens) - num_blocks * size.block_size;
+  return std::min(num_blocks, max_blocks_of_window(size.window, size.block_size)) +
+         blocks_needed(std::min(admission.max_tokens, num_missing), size.block_size);
 }
 
 bool LocalPoolScheduler::allocate(const SequenceGroup& group, std::span<const common::Token> text,
