@@ -99,7 +99,7 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 common::HostCacheFigures host_cache_figures(const Engine& engine) {
   const auto* const scheduler = dynamic_cast<const HostCacheScheduler*>(&engine.scheduler());
-  if (scheduler == nullptr) {
+  if (scheduler == nullptr || !scheduler->has_host_cache()) {
     return {};
   }
   const HostCache& cache = scheduler->host_cache();
@@ -130,7 +130,8 @@ bool exceeds_cache(const Engine& engine) {
 
 std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
   const auto* const scheduler = dynamic_cast<const HostCacheScheduler*>(&engine.scheduler());
-  return scheduler == nullptr ? std::span<const BlockCopy>() : scheduler->host_cache().pending_copies();
+  return scheduler == nullptr || !scheduler->has_host_cache() ? std::span<const BlockCopy>()
+                                                              : scheduler->host_cache().pending_copies();
 }
 
 namespace {

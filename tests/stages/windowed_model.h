@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/model/llama.h"
+#include "tests/stages/fake_runner.h"
 #include "tests/stages/serving_fixtures.h"
 
 // Not formatted: spaces around the slash would become part of the path.
@@ -141,6 +142,7 @@ class RunnerAround : public stage::Runner, public stage::SeparateWindows {
   int num_stand_ins_ = 0;
 };
 
+// Also fills with NaN the parts that host blocks do not have.
 class PoisoningRunner : public RunnerAround {
  public:
   // num_parts: of the layers with a window, if others see all; 0: as many as the engine says.
@@ -156,22 +158,50 @@ class PoisoningRunner : public RunnerAround {
     }
     return local_pool_;
   }
+  stage::ScoringCpuRunner& cpu() { return cpu_; }
+  // The next `count` calls that copy something throw, before they do anything or after they have done everything.
+  void fail_copies(int count, bool is_done) { faults_ = {count, is_done}; }
   int max_held() const { return max_held_; }  // parts, in all steps so far
 
   void watch(const stage::KvCacheManager& manager) { manager_ = &manager; }
 
+  void copy_blocks(std::span<const stage::BlockCopy> copies) override {
+    const bool fails = !copies.empty() && faults_.first > 0;
+    faults_.first -= fails ? 1 : 0;
+    if (!fails || faults_.second) {
+      inner_->copy_blocks(copies);
+    }
+    if (fails) {
+      throw RunnerFault();
+    }
+  }
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
     for (const int block : unreadable_blocks(*manager_)) {
       poison(cpu_.kv_cache(), block);
     }
-    for (const int part : free_parts()) {
-      poison(cpu_.local_cache(), part);
-    }
+    poison_parts();
     return inner_->enqueue(batch);
   }
 
  private:
+  void poison_parts() {
+    const std::vector<int> parts = free_parts();
+    for (const int part : parts) {
+      poison(cpu_.local_cache(), part);
+    }
+    if (parts.empty()) {
+      return;
+    }
+    const stage::LocalPoolSize& size = local_pool_->size();
+    for (int block = size.num_blocks; block < size.num_blocks + size.num_host_blocks; ++block) {
+      if (local_pool_->part_of(block) < 0) {
+        const stage::BlockCopy copy = {parts.front(), block};
+        cpu_.local_cache().copy_blocks({&copy, 1});
+      }
+    }
+  }
+
   static void poison(stage::KvCache& cache, int block) {
     const stage::KvCacheShape& shape = cache.shape();
     std::vector<int> slots;
@@ -189,6 +219,7 @@ class PoisoningRunner : public RunnerAround {
   int num_parts_;
   const stage::KvCacheManager* manager_ = nullptr;
   int max_held_ = 0;
+  std::pair<int, bool> faults_;  // how many, and whether they come when everything is done
 };
 
 // An engine that frees what is behind the windows, around such a runner. num_parts: the runner's.

@@ -177,6 +177,60 @@ struct NumbersAndParts {
   stage::LocalPool parts;
 };
 
+// The same with a second tier of the prefix cache, whose blocks come behind the pool's.
+struct TwoTiers : NumbersAndParts {
+  TwoTiers(int num_parts, int window, int num_blocks)
+      : NumbersAndParts(num_parts, window, num_blocks, 8),
+        host(std::make_shared<stage::HostCache>(num_blocks, 8, kBlockSize)) {
+    parts.attach(host);
+    stage::KvCacheManager& manager = numbers.manager();
+    manager.on_evict([this, &manager](int block) {
+      host->store(manager.prefix_cache(), block, [&](int host_block) {
+        return parts.will_have_part(manager, block) && !parts.will_have_part(manager, host_block);
+      });
+    });
+  }
+
+  // Of the host blocks with the tokens 1 … num_tokens: with how many of them a sequence can begin.
+  std::size_t num_found(int num_tokens) {
+    return parts.share_parts(numbers.manager(), host->find(0, text(1, num_tokens), 0));
+  }
+  // A sequence with this text, whose beginning is brought back.
+  void begin(int sequence, const std::vector<common::Token>& tokens) {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().allocate(sequence, tokens));
+    host->restore(numbers.manager(), sequence, tokens, 0, {});
+  }
+  void start(int sequence, const std::vector<common::Token>& tokens, bool use_prefix_cache = true) {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().allocate(sequence, tokens, 0, {.use_prefix_cache = use_prefix_cache}));
+    compute(sequence, tokens);
+  }
+  void append(int sequence, const std::vector<common::Token>& tokens) {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().reserve(sequence, static_cast<int>(tokens.size())));
+    compute(sequence, tokens);
+  }
+  void compute(int sequence, std::span<const common::Token> tokens) {
+    NumbersAndParts::compute(sequence, tokens);
+    const auto take = [](std::span<const stage::BlockCopy> pending) {
+      std::vector<std::pair<int, int>> result;
+      for (const auto& [source, destination] : pending) {
+        result.emplace_back(source, destination);
+      }
+      return result;
+    };
+    copies = take(host->pending_copies());
+    part_copies = take(parts.pending_copies());
+    host->clear_pending_copies(copies.size());
+    parts.clear_pending_copies();
+  }
+
+  std::shared_ptr<stage::HostCache> host;
+  std::vector<std::pair<int, int>> copies;  // of the last step
+  std::vector<std::pair<int, int>> part_copies;
+};
+
 // Numbers in blocks of 4, of which queries see the last 6, and what is known of texts that were evicted.
 struct NumbersAndTexts {
   explicit NumbersAndTexts(int num_blocks) : numbers(num_blocks, kBlockSize), evicted(num_blocks) {
@@ -883,12 +937,94 @@ TEST_CASE("windows: the pools of both kinds run out together", "[windows]") {
   CHECK(stage::num_local_parts(config, options, {.num_blocks = 2048, .block_size = 16}) == 2048);
 }
 
-TEST_CASE("windows: with a second tier of the prefix cache, all layers are in one pool", "[windows]") {
+// WINDOWS.md, two pools and a second tier by hand.
+TEST_CASE("windows: two pools and a second tier, by hand", "[windows]") {
+  TwoTiers pools(5, 6, 8);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  for (int block = 0; block < 8; ++block) {
+    REQUIRE(manager.allocate(-1 - block, 4));  // by no sequence of an engine
+  }
+  for (const int block : {4, 2, 5, 3, 1, 7}) {
+    manager.free(-1 - block);
+  }
+  pools.start(0, text(1, 10));
+  pools.append(0, text(11, 13));
+  pools.append(0, text(14, 17));
+  CHECK(manager.block_table(0) == Blocks{7, 1, 3, 5, 2});
+  CHECK(pools.parts_of(0) == Blocks{0, 1, 2, 3, 4});
+  manager.free(0);
+
+  pools.start(1, text(31, 38));
+  CHECK(manager.block_table(1) == Blocks{2, 4});
+  CHECK(pools.parts_of(1) == Blocks{4, 0});
+  CHECK(pools.parts.part_of(7) == -1);  // whose part was the oldest
+  pools.append(1, text(39, 46));
+  CHECK(pools.copies == std::vector<std::pair<int, int>>{{5, 8}, {3, 9}});
+  CHECK(pools.part_copies == std::vector<std::pair<int, int>>{{3, 8}, {2, 9}});
+  pools.append(1, text(47, 51));
+  CHECK(manager.block_table(1) == Blocks{2, 4, 5, 3, 1, 7});
+  CHECK(pools.copies == std::vector<std::pair<int, int>>{{1, 10}, {7, 11}});
+  CHECK(pools.part_copies == std::vector<std::pair<int, int>>{{1, 10}});
+  CHECK(pools.parts.part_of(11) == -1);
+  manager.free(1);
+
+  CHECK(pools.host->find(0, text(1, 17), 0) == Blocks{11, 10, 9, 8});
+  CHECK(pools.num_found(16) == 4);
+  CHECK(pools.num_found(12) == 3);  // 7 … 12, in blocks 10 and 9
+  CHECK(pools.num_found(8) == 0);   // 3 … 8, of which block 11 has no part
+
+  pools.begin(2, text(1, 18));
+  CHECK(manager.block_table(2) == Blocks{7, 1, 3, 5, 4});
+  CHECK(manager.length(2) == 16);
+  pools.compute(2, text(17, 18));
+  CHECK(pools.copies ==
+        std::vector<std::pair<int, int>>{{1, 12}, {3, 13}, {5, 14}, {4, 15}, {11, 7}, {10, 1}, {9, 3}, {8, 5}});
+  CHECK(pools.parts_of(2)[0] == -1);
+  CHECK(pools.parts_of(2)[1] == -1);  // no query sees it
+  CHECK(pools.parts_of(2)[2] >= 0);
+  CHECK(pools.parts_of(2)[3] >= 0);
+}
+
+TEST_CASE("windows: a text that was computed again takes its part to the host's block", "[windows]") {
+  TwoTiers pools(3, 6, 4);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  const auto evict_all = [&](int first) {
+    pools.start(9, text(first, first + 7));
+    pools.append(9, text(first + 8, first + 14));
+    manager.free(9);
+  };
+  pools.start(0, text(1, 8));
+  pools.append(0, text(9, 12));
+  pools.append(0, text(13, 16));  // the first block's part is given up
+  CHECK(pools.parts_of(0)[0] == -1);
+  manager.free(0);
+  evict_all(31);
+  const Blocks found = pools.host->find(0, text(1, 4), 0);
+  REQUIRE(found.size() == 1);
+  CHECK(pools.parts.part_of(found.front()) == -1);
+
+  pools.start(1, text(1, 5), false);
+  manager.free(1);
+  evict_all(51);
+  CHECK(pools.host->find(0, text(1, 4), 0) == found);
+  CHECK(pools.parts.part_of(found.front()) == found.front());
+}
+
+TEST_CASE("windows: with two pools and a second tier, a prompt is found with its window's parts", "[windows]") {
   const Llama model = tests::windowed_model(10, 2);
-  tests::WindowedServing windowed({.num_blocks = 30, .num_host_cache_blocks = 10}, model, 9);
-  CHECK(windowed.runner->local_pool() == nullptr);
-  windowed.serving.submit({tests::make_request(9, 20)});
-  CHECK(windowed.serving.run() == kNoProblem);
+  tests::ServingOptions options{.num_blocks = 20, .num_host_cache_blocks = 60};
+  options.scheduler.token_budget = 12;
+  stage::GenerationRequest first{tests::make_request(61, 4)};
+  stage::GenerationRequest shorter{first};
+  shorter.request.prompt.resize(30);
+  const stage::GenerationRequest other{tests::make_request(61, 4, 1)};
+  const std::vector<stage::GenerationRequest> requests = {first, other, first, other, shorter, other, shorter};
+  // Of a text's parts, those are there that its last tokens see. A shorter one is computed once more, and takes its
+  // parts to the host.
+  tests::WindowedServing windowed(options, model, 9);
+  CHECK(serve_in_turn(windowed, requests) == std::vector<int>{0, 0, 60, 60, 0, 60, 28});
+  check_texts(windowed, model, requests);
+  CHECK(windowed.runner->local_pool() != nullptr);
 }
 
 TEST_CASE("windows: a server's figures tell what the second pool saves", "[windows]") {

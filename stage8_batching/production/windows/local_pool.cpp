@@ -47,6 +47,27 @@ LocalPool::LocalPool(const LocalPoolSize& size)
       "a pool of windows has parts, and no more than there are blocks");
 }
 
+bool LocalPool::will_have_part(const KvCacheManager& manager, int block) const {
+  const std::vector<BlockCopy> copies = untranslated(manager);
+  std::for_each(copies.rbegin(), copies.rend(), [&](const BlockCopy& copy) {  // back to where its contents are now
+    block = copy.destination == block ? copy.source : block;
+  });
+  return part_of(block) >= 0;
+}
+
+std::vector<BlockCopy> LocalPool::untranslated(const KvCacheManager& manager) const {
+  std::vector<BlockCopy> copies;
+  if (is_complete_) {
+    return copies;
+  }
+  if (tier_ != nullptr) {
+    copies.assign(tier_->pending_copies().begin(), tier_->pending_copies().end());
+  }
+  copies.insert(copies.end(), manager.pending_copies().begin(), manager.pending_copies().end());
+  copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(num_translated_));
+  return copies;
+}
+
 int LocalPool::num_needed(const KvCacheManager& manager) const {
   const std::set<int> copied = destinations(untranslated(manager));
   std::set<int> parts;
@@ -64,7 +85,9 @@ int LocalPool::num_needed(const KvCacheManager& manager) const {
 std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<const int> blocks) {
   const PrefixCache& cache = manager.prefix_cache();
   const std::set<int> copied = destinations(untranslated(manager));  // their parts come with the copies
-  const auto has_part = [&](int block) { return part_of(block) >= 0 && !copied.contains(block); };
+  const auto has_part = [&](int block) {
+    return block < size_.num_blocks ? part_of(block) >= 0 && !copied.contains(block) : will_have_part(manager, block);
+  };
   if (!std::all_of(blocks.begin(), blocks.end(), has_part)) {
     std::unordered_map<PrefixCache::TextId, int> parts;
     for (int block = 0; block < size_.num_blocks; ++block) {
@@ -73,6 +96,9 @@ std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<cons
       }
     }
     for (const int block : blocks) {
+      if (block >= size_.num_blocks) {
+        break;
+      }
       const auto same = parts.find(cache.entry(block).text);
       if (part_of(block) < 0 && !copied.contains(block) && same != parts.end()) {
         part_of_[static_cast<std::size_t>(block)] = same->second;
@@ -94,7 +120,8 @@ std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<cons
 
 void LocalPool::begin_step(const KvCacheManager& manager) {
   if (is_complete_) {
-    num_translated_ = manager.pending_copies().size();  // what a step that failed has left
+    const std::size_t num_of_tier = tier_ != nullptr ? tier_->pending_copies().size() : 0;
+    num_translated_ = num_of_tier + manager.pending_copies().size();  // what a step that failed has left
   }
   is_complete_ = false;
 }
@@ -132,7 +159,7 @@ LocalPool::Blocks LocalPool::reached(const KvCacheManager& manager) const {
 }
 
 void LocalPool::translate(const KvCacheManager& manager, const Blocks& reached) {
-  const std::span<const BlockCopy> copies = untranslated(manager);
+  const std::vector<BlockCopy> copies = untranslated(manager);
   Blocks keep = reached;  // and the sources of the copies that are still to come
   for (const auto& [source, destination] : copies) {
     keep.insert(source);

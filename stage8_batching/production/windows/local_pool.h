@@ -16,10 +16,12 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "../../block_copy.h"
 #include "../../kv_cache_manager.h"
+#include "../host_cache/host_cache.h"
 
 namespace stage8 {
 
@@ -47,12 +49,19 @@ class LocalPool {
   int part_of(int block) const { return part_of_[static_cast<std::size_t>(block)]; }
   bool is_free(int part) const { return num_users_[static_cast<std::size_t>(part)] == 0; }
 
+  // The second tier of the engine's prefix cache: from now on, its copies come before the manager's, and a part goes
+  // with each block that has one.
+  void attach(std::shared_ptr<const HostCache> tier) { tier_ = std::move(tier); }
+  // Whether the block, of the pool or of the host, has a part once the copies have been carried out that are planned.
+  bool will_have_part(const KvCacheManager& manager, int block) const;
+
   // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. Only
   // copies on write that were planned for a step which then found no room can take it beyond that.
   int num_needed(const KvCacheManager& manager) const;
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
-  // whose last window has its parts. A block without one shares the part of another block with the same text.
+  // whose last window has its parts. A block without one shares the part of another block with the same text. The last
+  // ones may be blocks of the second tier, which have a part or none.
   std::size_t share_parts(const KvCacheManager& manager, std::span<const int> blocks);
 
   // To be called before a step is scheduled, and when all its slots are reserved: gives parts to the blocks that are
@@ -78,10 +87,10 @@ class LocalPool {
   using Blocks = std::multiset<int>;
 
   Blocks reached(const KvCacheManager& manager) const;
-  std::span<const BlockCopy> untranslated(const KvCacheManager& manager) const {
-    return manager.pending_copies().subspan(num_translated_);
-  }
-  // Plans the copies of parts that belong to the manager's new ones.
+  // Of the second tier's planned copies, and then of the manager's: what is translated stays in front, also when the
+  // tier takes copies of the manager over.
+  std::vector<BlockCopy> untranslated(const KvCacheManager& manager) const;
+  // Plans the copies of parts that belong to the new ones.
   void translate(const KvCacheManager& manager, const Blocks& reached);
   // Gives the block a part that no other block has. Those of blocks in `keep` are not taken for it.
   void give_part(int block, const Blocks& keep);
@@ -91,11 +100,12 @@ class LocalPool {
   bool evict(const Blocks& keep);
 
   LocalPoolSize size_;
-  std::vector<int> part_of_;             // by block, host blocks included
-  std::vector<int> num_users_;           // by part: how many blocks have it
-  std::vector<std::int64_t> last_used_;  // by part: the last step in which it was in a window
+  std::shared_ptr<const HostCache> tier_;  // null if there is none
+  std::vector<int> part_of_;               // by block, host blocks included
+  std::vector<int> num_users_;             // by part: how many blocks have it
+  std::vector<std::int64_t> last_used_;    // by part: the last step in which it was in a window
   std::vector<BlockCopy> pending_copies_;
-  std::size_t num_translated_ = 0;  // the manager's first pending copies: their parts' copies are planned
+  std::size_t num_translated_ = 0;  // the first pending copies: their parts' copies are planned
   bool is_complete_ = true;         // whether end_step() has returned
   std::int64_t step_ = 0;
   int num_used_ = 0;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -25,8 +26,11 @@ int num_local_parts(const common::LlamaConfig& config, const EngineOptions& opti
 
 LocalPoolScheduler::LocalPoolScheduler(std::shared_ptr<LocalPool> pool, KvCacheManager& manager,
                                        const SchedulerOptions& options, bool use_prefix_cache, int default_drafts,
-                                       const TokenCost& cost)
-    : SpeculatingScheduler(manager, options, use_prefix_cache, default_drafts, cost), pool_(std::move(pool)) {}
+                                       const TokenCost& cost, std::shared_ptr<HostCache> host_cache)
+    : HostCacheScheduler(manager, options, use_prefix_cache, default_drafts, cost, std::move(host_cache)),
+      pool_(std::move(pool)) {
+  pool_->attach(host_cache_);
+}
 
 ScheduledStep LocalPoolScheduler::schedule() {
   const int num_parts = pool_->size().num_parts;
@@ -38,9 +42,10 @@ ScheduledStep LocalPoolScheduler::schedule() {
     const int room = std::max(0, num_parts - pool_->num_needed(manager_));
     const bool is_short = !is_first || max_growth() > room;
     ScheduledStep attempt;
+    take_over_copies();  // before the ballast evicts a block
     {
       const HeldBlocks ballast(manager_, is_short ? num_available(manager_) - room : 0);
-      attempt = SpeculatingScheduler::schedule();
+      attempt = HostCacheScheduler::schedule();
     }
     // A request that is preempted leaves more blocks than parts, so that too many may have been reserved, or more parts
     // than blocks. Each further attempt begins with fewer requests, or with one that was alone and found less room than
@@ -77,6 +82,12 @@ std::string LocalPoolScheduler::obstacle(const common::Request& request, int num
                    num_sequences, num_parts, size.window, size.num_parts);
 }
 
+void LocalPoolScheduler::store(int block) noexcept {
+  host_cache_->store(manager_.prefix_cache(), block, [&](int host_block) {
+    return pool_->will_have_part(manager_, block) && !pool_->will_have_part(manager_, host_block);
+  });
+}
+
 void LocalPoolScheduler::admit_waiting(ScheduledStep& step) {
   if (!has_preempted_) {
     SpeculatingScheduler::admit_waiting(step);
@@ -98,19 +109,67 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
   }
   const std::vector<common::Token> text = common_text(group);
   const std::uint64_t salt = group.request().cache_salt;
-  const std::vector<int> hits = manager_.prefix_cache().find(tokens_to_find(group, text, admission), salt);
+  const std::span<const common::Token> known = tokens_to_find(group, text, admission);
+  const std::vector<int> hits = manager_.prefix_cache().find(known, salt);
+  if (!known.empty() && has_host_cache() && find_room_with_tier(group, text, hits, admission, room)) {
+    return true;
+  }
   const std::size_t num_shared = pool_->share_parts(manager_, hits);
-  const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
-  const int num_tokens = std::min(admission.max_tokens, num_missing);
-  const int num_new = blocks_needed(num_tokens, size.block_size);
-  if (std::min(static_cast<int>(num_shared), max_window) + num_new > room) {
+  if (num_parts_of(text.size(), num_shared, admission) > room) {
     return false;
   }
   if (num_shared == hits.size()) {
     return SpeculatingScheduler::find_room(group, admission);
   }
-  return allocate_behind(manager_, group.live().front().sequence, std::span(hits).first(num_shared), salt, num_tokens,
-                         admission.spare_blocks);
+  const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
+  return allocate_behind(manager_, group.live().front().sequence, std::span(hits).first(num_shared), salt,
+                         std::min(admission.max_tokens, num_missing), admission.spare_blocks);
+}
+
+bool LocalPoolScheduler::find_room_with_tier(SequenceGroup& group, std::span<const common::Token> text,
+                                             std::span<const int> hits, const Admission& admission, int room) {
+  const std::size_t num_found = hits.size() * static_cast<std::size_t>(manager_.block_size());
+  const std::uint64_t salt = group.request().cache_salt;
+  const auto num_usable = [&](std::span<const int> found) {
+    std::vector<int> blocks(hits.begin(), hits.end());
+    blocks.insert(blocks.end(), found.begin(), found.end());
+    const std::size_t num_shared = pool_->share_parts(manager_, blocks);
+    return num_shared - std::min(num_shared, hits.size());
+  };
+  const auto has_parts = [&](std::size_t num_shared) {
+    return num_parts_of(text.size(), num_shared, admission) <= room;
+  };
+  const std::span<const common::Token> rest = text.subspan(num_found);
+  const std::size_t num_back = num_usable(host_cache_->find(
+      hits.empty() ? 0 : manager_.prefix_cache().entry(hits.back()).text, rest.first(rest.size() - 1), salt));
+  if (num_back == 0 || !has_parts(hits.size() + num_back)) {
+    return false;
+  }
+  // What the pool evicts to make room must not take the place of what is found.
+  host_cache_->touch(manager_.prefix_cache(), text, salt);
+  if (!SpeculatingScheduler::find_room(group, admission)) {
+    return false;
+  }
+  const SequenceId sequence = group.live().front().sequence;
+  try {
+    host_cache_->restore(manager_, sequence, rest, salt, admission, num_usable);
+  } catch (const std::bad_alloc&) {  // what has been brought back holds
+  }
+  // Behind the pool's blocks alone, a window may lack parts.
+  const auto num_shared = static_cast<std::size_t>(manager_.length(sequence) / manager_.block_size());
+  if (num_shared == hits.size() || !has_parts(num_shared)) {
+    manager_.free(sequence);
+    return false;
+  }
+  return true;
+}
+
+int LocalPoolScheduler::num_parts_of(std::size_t num_tokens, std::size_t num_shared, const Admission& admission) const {
+  const LocalPoolSize& size = pool_->size();
+  const auto num_blocks = static_cast<int>(num_shared);
+  const int num_missing = static_cast<int>(num_tokens) - num_blocks * size.block_size;
+  return std::min(num_blocks, max_blocks_of_window(size.window, size.block_size)) +
+         blocks_needed(std::min(admission.max_tokens, num_missing), size.block_size);
 }
 
 int LocalPoolScheduler::max_growth() const {
