@@ -1,7 +1,7 @@
 #include "local_pool.h"
 
 #include <algorithm>
-#include <iterator>
+#include <functional>
 #include <unordered_map>
 
 #include "common/base/check.h"
@@ -39,12 +39,16 @@ std::set<int> destinations(std::span<const BlockCopy> copies) {
 LocalPool::LocalPool(const LocalPoolSize& size)
     : size_(size),
       part_of_(static_cast<std::size_t>(size.num_blocks + size.num_host_blocks), -1),
-      num_users_(static_cast<std::size_t>(size.max_parts > 0 ? size.max_parts : size.num_blocks), 0),
-      last_used_(num_users_.size(), 0) {
-  size_.max_parts = static_cast<int>(num_users_.size());
+      users_(static_cast<std::size_t>(size.max_parts > 0 ? size.max_parts : size.num_blocks)),
+      last_count_(part_of_.size() + users_.size(), 0) {
+  size_.max_parts = static_cast<int>(users_.size());
   COMMON_CHECK(
       size.num_parts > 0 && size.num_parts <= size_.max_parts && size_.max_parts <= size.num_blocks && size.window > 0,
       "a pool of windows has parts, and no more than there are blocks");
+  for (int part = 0; part < size_.max_parts; ++part) {
+    positions_.push_back(unused_.insert(unused_.end(), part));
+    smallest_unused_.push_back(part);  // ascending: a heap
+  }
 }
 
 bool LocalPool::will_have_part(const KvCacheManager& manager, int block) const {
@@ -68,54 +72,60 @@ std::vector<BlockCopy> LocalPool::untranslated(const KvCacheManager& manager) co
   return copies;
 }
 
-int LocalPool::num_needed(const KvCacheManager& manager) const {
+int LocalPool::num_needed(const KvCacheManager& manager) {
   const std::set<int> copied = destinations(untranslated(manager));
-  std::set<int> parts;
-  std::set<int> without;  // blocks that will have another part, if they have one
+  int result = 0;
+  begin_count();
   visit_windows(manager, size_.window, [&](int block, bool is_new) {
-    if (is_new || part_of(block) < 0 || copied.contains(block)) {
-      without.insert(block);
-    } else {
-      parts.insert(part_of(block));
-    }
+    const int part = part_of(block);
+    const bool is_without = is_new || part < 0 || copied.contains(block);  // it will have another part, if it has one
+    result += (is_without ? count_block(block) : count_part(part)) ? 1 : 0;
   });
-  return static_cast<int>(parts.size() + without.size());
+  return result;
+}
+
+std::size_t LocalPool::num_usable(const KvCacheManager& manager, std::span<const int> blocks,
+                                  const std::set<int>& copied) const {
+  std::size_t result = 0;
+  std::size_t first = 0;  // of the blocks with parts, one after the other, that end here
+  for (std::size_t count = 1; count <= blocks.size(); ++count) {
+    const int block = blocks[count - 1];
+    const bool has_part =
+        block < size_.num_blocks ? part_of(block) >= 0 && !copied.contains(block) : will_have_part(manager, block);
+    first = has_part ? first : count;
+    const int first_seen = std::max(0, static_cast<int>(count) * size_.block_size + 1 - size_.window);
+    if (static_cast<int>(first) <= first_seen / size_.block_size) {
+      result = count;
+    }
+  }
+  return result;
 }
 
 std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<const int> blocks) {
   const PrefixCache& cache = manager.prefix_cache();
   const std::set<int> copied = destinations(untranslated(manager));  // their parts come with the copies
-  const auto has_part = [&](int block) {
-    return block < size_.num_blocks ? part_of(block) >= 0 && !copied.contains(block) : will_have_part(manager, block);
-  };
-  if (!std::all_of(blocks.begin(), blocks.end(), has_part)) {
-    std::unordered_map<PrefixCache::TextId, int> parts;
-    for (int block = 0; block < size_.num_blocks; ++block) {
-      if (has_part(block) && cache.contains(block)) {
-        parts[cache.entry(block).text] = part_of(block);
-      }
-    }
-    for (const int block : blocks) {
-      if (block >= size_.num_blocks) {
-        break;
-      }
-      const auto same = parts.find(cache.entry(block).text);
-      if (part_of(block) < 0 && !copied.contains(block) && same != parts.end()) {
-        part_of_[static_cast<std::size_t>(block)] = same->second;
-        num_users_[static_cast<std::size_t>(same->second)] += 1;
+  if (const std::size_t count = num_usable(manager, blocks, copied); count == blocks.size()) {
+    return count;
+  }
+  std::unordered_map<PrefixCache::TextId, int> parts;
+  for (const int part : order_) {
+    for (const int block : users_[static_cast<std::size_t>(part)]) {
+      if (cache.contains(block) && !copied.contains(block)) {
+        parts[cache.entry(block).text] = part;
       }
     }
   }
-  std::size_t num_usable = 0;
-  std::size_t first = 0;  // of the blocks with parts, one after the other, that end here
-  for (std::size_t count = 1; count <= blocks.size(); ++count) {
-    first = has_part(blocks[count - 1]) ? first : count;
-    const int first_seen = std::max(0, static_cast<int>(count) * size_.block_size + 1 - size_.window);
-    if (static_cast<int>(first) <= first_seen / size_.block_size) {
-      num_usable = count;
+  for (const int block : blocks) {
+    if (block >= size_.num_blocks) {  // the host's come last
+      break;
+    }
+    const auto same = parts.find(cache.entry(block).text);
+    if (part_of(block) < 0 && !copied.contains(block) && same != parts.end()) {
+      users_[static_cast<std::size_t>(same->second)].push_back(block);
+      part_of_[static_cast<std::size_t>(block)] = same->second;
     }
   }
-  return num_usable;
+  return num_usable(manager, blocks, copied);
 }
 
 void LocalPool::begin_step(const KvCacheManager& manager) {
@@ -127,42 +137,34 @@ void LocalPool::begin_step(const KvCacheManager& manager) {
 }
 
 void LocalPool::end_step(const KvCacheManager& manager) {
-  const Blocks keep = reached(manager);
-  translate(manager, keep);
-  for (int block = 0; block < size_.num_blocks; ++block) {
-    if (part_of(block) >= 0 && manager.reference_count(block) == 0 && !manager.prefix_cache().contains(block)) {
-      drop_part(block);
-    }
-  }
-  visit_windows(manager, size_.window, [&](int block, bool is_new) {
-    if (is_new) {
-      give_part(block, keep);
+  begin_count();
+  visit_windows(manager, size_.window, [&](int block, bool /*is_new*/) {
+    if (count_block(block) && part_of(block) >= 0) {
+      order_.splice(order_.end(), order_, positions_[static_cast<std::size_t>(part_of(block))]);
     }
   });
-  num_held_ = 0;
-  step_ += 1;
-  for (const int block : keep) {
-    COMMON_CHECK(part_of(block) >= 0, "a window reaches a block without its part");
-    std::int64_t& last_used = last_used_[static_cast<std::size_t>(part_of(block))];
-    num_held_ += last_used < step_ ? 1 : 0;
-    last_used = step_;
+  translate(manager);
+  for (const int block : manager.free_blocks()) {
+    drop_part(block);
   }
-  while (num_used_ > size_.num_parts && evict(keep)) {
+  num_held_ = 0;
+  visit_windows(manager, size_.window, [&](int block, bool is_new) {
+    if (is_new) {
+      give_part(block, {});
+    }
+    COMMON_CHECK(part_of(block) >= 0, "a window reaches a block without its part");
+    num_held_ += count_part(part_of(block)) ? 1 : 0;
+  });
+  while (num_used() > size_.num_parts && evict({})) {
   }
   is_complete_ = true;
 }
 
-LocalPool::Blocks LocalPool::reached(const KvCacheManager& manager) const {
-  Blocks result;
-  visit_windows(manager, size_.window, [&](int block, bool /*is_new*/) { result.insert(block); });
-  return result;
-}
-
-void LocalPool::translate(const KvCacheManager& manager, const Blocks& reached) {
+void LocalPool::translate(const KvCacheManager& manager) {
   const std::vector<BlockCopy> copies = untranslated(manager);
-  Blocks keep = reached;  // and the sources of the copies that are still to come
+  Blocks sources;  // of the copies that are still to come
   for (const auto& [source, destination] : copies) {
-    keep.insert(source);
+    sources.insert(source);
   }
   for (const auto& [source, destination] : copies) {
     pending_copies_.reserve(pending_copies_.size() + 1);
@@ -170,12 +172,12 @@ void LocalPool::translate(const KvCacheManager& manager, const Blocks& reached) 
     int& copied = part_of_[static_cast<std::size_t>(destination)];
     if (destination >= size_.num_blocks) {
       copied = part < 0 ? -1 : destination;
-    } else if (part < 0 || !keep.contains(destination)) {  // no window needs it
+    } else if (part < 0 || !(is_counted(destination) || sources.contains(destination))) {  // no window needs it
       drop_part(destination);
     } else {
-      give_part(destination, keep);
+      give_part(destination, sources);
     }
-    keep.erase(keep.find(source));
+    sources.erase(sources.find(source));
     if (copied >= 0 && copied != part) {
       pending_copies_.push_back({part, copied});
     }
@@ -183,48 +185,53 @@ void LocalPool::translate(const KvCacheManager& manager, const Blocks& reached) 
   }
 }
 
-void LocalPool::give_part(int block, const Blocks& keep) {
+void LocalPool::give_part(int block, const Blocks& sources) {
   const int before = part_of(block);
-  if (before >= 0 && num_users_[static_cast<std::size_t>(before)] == 1) {
+  if (before >= 0 && users_[static_cast<std::size_t>(before)].size() == 1) {
     return;
   }
   drop_part(block);
-  while (num_used_ >= size_.num_parts && evict(keep)) {
+  while (num_used() >= size_.num_parts && evict(sources)) {
   }
-  const auto unused = std::find(num_users_.begin(), num_users_.end(), 0);
-  COMMON_CHECK(unused != num_users_.end(), "each block that a window reaches has a part");
-  *unused = 1;
-  num_used_ += 1;
-  part_of_[static_cast<std::size_t>(block)] = static_cast<int>(unused - num_users_.begin());
+  COMMON_CHECK(!smallest_unused_.empty(), "each block that a window reaches has a part");
+  const int part = smallest_unused_.front();
+  users_[static_cast<std::size_t>(part)].push_back(block);
+  std::pop_heap(smallest_unused_.begin(), smallest_unused_.end(), std::greater<>());
+  smallest_unused_.pop_back();
+  order_.splice(order_.end(), unused_, positions_[static_cast<std::size_t>(part)]);
+  part_of_[static_cast<std::size_t>(block)] = part;
 }
 
 void LocalPool::drop_part(int block) {
-  int& part = part_of_[static_cast<std::size_t>(block)];
-  if (part >= 0 && --num_users_[static_cast<std::size_t>(part)] == 0) {
-    num_used_ -= 1;
+  const int part = std::exchange(part_of_[static_cast<std::size_t>(block)], -1);
+  if (part < 0) {
+    return;
   }
-  part = -1;
+  std::vector<int>& users = users_[static_cast<std::size_t>(part)];
+  std::erase(users, block);
+  if (users.empty()) {
+    smallest_unused_.push_back(part);  // has the memory: it had all parts once
+    std::push_heap(smallest_unused_.begin(), smallest_unused_.end(), std::greater<>());
+    unused_.splice(unused_.end(), order_, positions_[static_cast<std::size_t>(part)]);
+  }
 }
 
-bool LocalPool::evict(const Blocks& keep) {
-  std::set<int> kept;
-  for (const int block : keep) {
-    kept.insert(part_of(block));
+bool LocalPool::evict(const Blocks& sources) {
+  // Parts of blocks that a window reaches are at the end.
+  const auto oldest = std::find_if(order_.begin(), order_.end(), [&](int part) {
+    const std::vector<int>& users = users_[static_cast<std::size_t>(part)];
+    return std::none_of(users.begin(), users.end(),
+                        [&](int block) { return is_counted(block) || sources.contains(block); });
+  });
+  if (oldest == order_.end()) {
+    return false;
   }
-  int oldest = -1;
-  for (int part = 0; part < size_.max_parts; ++part) {
-    const auto last_used = [&](int which) { return last_used_[static_cast<std::size_t>(which)]; };
-    if (!is_free(part) && !kept.contains(part) && (oldest < 0 || last_used(part) < last_used(oldest))) {
-      oldest = part;
-    }
+  std::vector<int>& users = users_[static_cast<std::size_t>(*oldest)];
+  while (!users.empty()) {
+    drop_part(users.back());
   }
-  for (int block = 0; oldest >= 0 && block < size_.num_blocks; ++block) {
-    if (part_of(block) == oldest) {
-      drop_part(block);
-    }
-  }
-  num_evicted_ += oldest >= 0 ? 1 : 0;
-  return oldest >= 0;
+  num_evicted_ += 1;
+  return true;
 }
 
 }  // namespace

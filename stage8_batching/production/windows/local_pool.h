@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <set>
 #include <span>
@@ -47,7 +48,7 @@ class LocalPool {
   // The block's part, or -1. The part of a host block has the block's own number. The others are numbered from 0 on,
   // the smallest that is free first, and below max_parts: see num_needed().
   int part_of(int block) const { return part_of_[static_cast<std::size_t>(block)]; }
-  bool is_free(int part) const { return num_users_[static_cast<std::size_t>(part)] == 0; }
+  bool is_free(int part) const { return users_[static_cast<std::size_t>(part)].empty(); }
 
   // The second tier of the engine's prefix cache: from now on, its copies come before the manager's, and a part goes
   // with each block that has one.
@@ -57,7 +58,7 @@ class LocalPool {
 
   // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. Only
   // copies on write that were planned for a step which then found no room can take it beyond that.
-  int num_needed(const KvCacheManager& manager) const;
+  int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
   // whose last window has its parts. A block without one shares the part of another block with the same text. The last
@@ -80,35 +81,50 @@ class LocalPool {
   }
 
   int num_held() const { return num_held_; }                 // by the windows of the step that was scheduled last
-  int num_cached() const { return num_used_ - num_held_; }   // of blocks that no window reaches
+  int num_cached() const { return num_used() - num_held_; }  // of blocks that no window reaches
   std::int64_t num_evicted() const { return num_evicted_; }  // parts that were given up for others, so far
 
  private:
   using Blocks = std::multiset<int>;
 
-  Blocks reached(const KvCacheManager& manager) const;
+  int num_used() const { return static_cast<int>(order_.size()); }
   // Of the second tier's planned copies, and then of the manager's: what is translated stays in front, also when the
   // tier takes copies of the manager over.
   std::vector<BlockCopy> untranslated(const KvCacheManager& manager) const;
+  // With how many of these blocks a sequence can begin, with the parts that they have.
+  std::size_t num_usable(const KvCacheManager& manager, std::span<const int> blocks, const std::set<int>& copied) const;
   // Plans the copies of parts that belong to the new ones.
-  void translate(const KvCacheManager& manager, const Blocks& reached);
-  // Gives the block a part that no other block has. Those of blocks in `keep` are not taken for it.
-  void give_part(int block, const Blocks& keep);
+  void translate(const KvCacheManager& manager);
+  // Gives the block a part that no other block has. Those of blocks that a window reaches are not taken for it, nor
+  // those of `sources`.
+  void give_part(int block, const Blocks& sources);
   void drop_part(int block);
-  // Gives up the part that has not been in a window for the longest time, of blocks that are not in `keep`. Returns
-  // false if there is none.
-  bool evict(const Blocks& keep);
+  // Gives up the part that has not been in a window for the longest time, with the same exceptions. Returns false if
+  // there is none.
+  bool evict(const Blocks& sources);
+
+  // Whether the block, or the part if it is one, is counted for the first time since begin_count().
+  void begin_count() { count_ += 1; }
+  bool count_block(int block) { return count(static_cast<std::size_t>(block)); }
+  bool count_part(int part) { return count(part_of_.size() + static_cast<std::size_t>(part)); }
+  bool count(std::size_t index) { return std::exchange(last_count_[index], count_) != count_; }
+  bool is_counted(int block) const { return last_count_[static_cast<std::size_t>(block)] == count_; }
 
   LocalPoolSize size_;
   std::shared_ptr<const HostCache> tier_;  // null if there is none
   std::vector<int> part_of_;               // by block, host blocks included
-  std::vector<int> num_users_;             // by part: how many blocks have it
-  std::vector<std::int64_t> last_used_;    // by part: the last step in which it was in a window
+  std::vector<std::vector<int>> users_;    // by part: the blocks that have it
+  // Used parts, first the one that has not been in a window for the longest time. The others are in unused_: a change
+  // between the lists allocates no memory.
+  std::list<int> order_;
+  std::list<int> unused_;
+  std::vector<std::list<int>::iterator> positions_;  // by part: in one of the lists
+  std::vector<int> smallest_unused_;                 // a heap of those in unused_
+  std::vector<std::int64_t> last_count_;             // by block, and then by part
+  std::int64_t count_ = 0;
   std::vector<BlockCopy> pending_copies_;
   std::size_t num_translated_ = 0;  // the first pending copies: their parts' copies are planned
   bool is_complete_ = true;         // whether end_step() has returned
-  std::int64_t step_ = 0;
-  int num_used_ = 0;
   int num_held_ = 0;
   std::int64_t num_evicted_ = 0;
 };
