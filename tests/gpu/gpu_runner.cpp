@@ -76,8 +76,10 @@ TEST_CASE("GPU: sequences that read a shared prefix together get what they get a
   const auto run = [&](const stage::RaggedBatch& step) {
     together.enqueue(step);
     apart.enqueue(step);
-    // Another order of sums, of bfloat16 weights: as between sequences in a step and alone.
-    CHECK(compare(together.logits(), apart.logits(), 0.25F) == kNoDifference);
+    // Another order of sums, of bfloat16 weights: as between sequences in a step and alone. In float8, a key that is
+    // next to a border is then stored as its neighbour, up to an eighth away, and all later steps read it.
+    const float tolerance = types.kv_cache == common::KvCacheType::kFloat8 ? 0.75F : 0.25F;
+    CHECK(compare(together.logits(), apart.logits(), tolerance) == kNoDifference);
   };
   const auto iota = [](int first, int count) {
     std::vector<int> numbers(static_cast<std::size_t>(count));
