@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/parallel.h"
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
 #include "tests/fuzz/requests.h"
@@ -150,6 +151,7 @@ std::string difference(const stage::RequestOutput& output, const stage::RequestO
 }
 
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
+  common::set_num_threads(1);  // they would wait for each other longer than they compute
   Random random(seed);
   std::vector<stage::GenerationRequest> tasks;
   for (int left = between(random, 4, 12); left > 0; --left) {
