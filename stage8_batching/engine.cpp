@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -23,14 +22,6 @@ const EngineOptions& checked(const EngineOptions& options) {
 }
 
 }  // namespace
-
-int max_slots_of(const common::Request& request, int num_sequences, int block_size) {
-  const auto prompt_length = static_cast<std::int64_t>(request.prompt.size());
-  const std::int64_t shared = prompt_length / block_size;
-  const std::int64_t blocks = (prompt_length + request.max_new_tokens - 1 + block_size - 1) / block_size;
-  const std::int64_t slots = (shared + num_sequences * (blocks - shared)) * block_size;
-  return static_cast<int>(std::min<std::int64_t>(slots, std::numeric_limits<int>::max() / 2));
-}
 
 Engine::Engine(const common::Llama& model, const EngineOptions& options)
     : Engine(model, options, make_runner(model, checked(options))) {}
@@ -176,21 +167,7 @@ std::string Engine::rejection(const GenerationRequest& generation) const {
   if (const double penalty = generation.length_penalty.value_or(0.0); !(std::isfinite(penalty) && penalty >= 0.0)) {
     return "the length penalty is below 0 or not a number";
   }
-  const int num_sequences = generation.num_samples;
-  if (num_sequences < 1 || num_sequences > scheduler_->max_group_size()) {
-    return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences,
-                          scheduler_->max_group_size());
-  }
-  // The request must fit when it runs alone: then it can be served once all later arrivals are preempted.
-  const int block_size = manager_.block_size();
-  const int slots = max_slots_of(request, num_sequences, block_size);
-  if (const int total = manager_.usage().total / block_size; slots / block_size > total) {
-    return common::format(
-        "the request needs up to %d blocks, and the whole cache has %d (%d slots): --slots %d would do, or fewer new "
-        "tokens or sequences",
-        slots / block_size, total, total * block_size, slots);
-  }
-  return "";
+  return scheduler_->obstacle(request, generation.num_samples);
 }
 
 bool Engine::step() {

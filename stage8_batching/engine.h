@@ -39,12 +39,7 @@ namespace stage8 {
 
 using common::Clock;
 using common::GenerationRequest;
-using common::RealClock;
 using common::VirtualClock;
-
-// The slots that a request needs when it runs alone and its sequences share only the prompt's full blocks. The last
-// token of a text is never stored.
-int max_slots_of(const common::Request& request, int num_sequences, int block_size);
 
 class Engine {
  public:

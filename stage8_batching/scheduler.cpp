@@ -1,33 +1,53 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 
+int max_slots_of(const common::Request& request, int num_sequences, int block_size) {
+  const auto prompt_length = static_cast<std::int64_t>(request.prompt.size());
+  const std::int64_t shared = prompt_length / block_size;
+  const std::int64_t blocks = (prompt_length + request.max_new_tokens - 1 + block_size - 1) / block_size;
+  const std::int64_t slots = (shared + num_sequences * (blocks - shared)) * block_size;
+  return static_cast<int>(std::min<std::int64_t>(slots, std::numeric_limits<int>::max() / 2));
+}
+
 Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache)
     : manager_(manager), options_(options), use_prefix_cache_(use_prefix_cache) {
-  COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0,
-               "a step has room for at least one token and one sequence");
   running_.reserve(static_cast<std::size_t>(options.max_sequences));  // so that an admission can't fail half-way
 }
 
-void Scheduler::add(std::shared_ptr<SequenceGroup> group) {
-  COMMON_CHECK(group->max_sequences() <= max_group_size(), "the group does not fit into a step");
-  waiting_.push_back(std::move(group));
-}
+void Scheduler::add(std::shared_ptr<SequenceGroup> group) { waiting_.push_back(std::move(group)); }
 
 void Scheduler::remove(SequenceGroup& group) {
   const auto is_group = [&](const std::shared_ptr<SequenceGroup>& listed) { return listed.get() == &group; };
   if (std::erase_if(running_, is_group) > 0) {
     num_sequences_ -= group.max_sequences();
-  } else {
-    std::erase_if(waiting_, is_group);
   }
+  std::erase_if(waiting_, is_group);
   group.free_blocks();
+}
+
+std::string Scheduler::obstacle(const common::Request& request, int num_sequences) const {
+  const int most = std::min(options_.token_budget, options_.max_sequences);
+  if (num_sequences < 1 || num_sequences > most) {
+    return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences, most);
+  }
+  const int block_size = manager_.block_size();
+  const int slots = max_slots_of(request, num_sequences, block_size);
+  if (const int total = manager_.usage().total / block_size; slots / block_size > total) {
+    return common::format(
+        "the request needs up to %d blocks, and the whole cache has %d (%d slots): --slots %d would do, or fewer new "
+        "tokens or sequences",
+        slots / block_size, total, total * block_size, slots);
+  }
+  return "";
 }
 
 ScheduledStep Scheduler::schedule() {

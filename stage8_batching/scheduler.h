@@ -5,13 +5,13 @@
 //   waiting   D E F        a block is missing for B: C, the latest, is preempted, and is the first to be resumed
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "decoding.h"
@@ -62,6 +62,10 @@ struct ScheduledStep {
   bool is_memory_short = false;
 };
 
+// The slots that a request needs when it runs alone and its sequences share only the prompt's full blocks. The last
+// token of a text is never stored.
+int max_slots_of(const common::Request& request, int num_sequences, int block_size);
+
 class Scheduler {
  public:
   // The manager must outlive the scheduler.
@@ -70,7 +74,7 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // Puts the group at the end of the queue. CheckError if it is larger than max_group_size().
+  // Puts the group at the end of the queue, where it waits for ever if there is an obstacle().
   void add(std::shared_ptr<SequenceGroup> group);
   // Removes the group, running or waiting, and frees its blocks.
   void remove(SequenceGroup& group);
@@ -82,8 +86,8 @@ class Scheduler {
   // both can be computed in the next step.
   void roll_back();
 
-  // Max sequences of a group that can still run alone, within the limits of a step.
-  int max_group_size() const { return std::min(options_.token_budget, options_.max_sequences); }
+  // Why the request can't run even alone; empty if it can: then it is served once all later arrivals are preempted.
+  virtual std::string obstacle(const common::Request& request, int num_sequences) const;
 
   const KvCacheManager& manager() const { return manager_; }
   const SchedulerOptions& options() const { return options_; }

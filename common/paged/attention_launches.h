@@ -38,6 +38,11 @@ struct alignas(16) PrefixRows {
   int unused = 0;
 };
 
+// Float8: by how much, in powers of 2, the largest scores of PrefixResults are given too small; sums and outputs are
+// larger by as much. Decode attention's weights are relative to the largest score + exponent of V's scale, which may be
+// far below the prefix's largest score if V is small: relative to that one, float16 would have no weights.
+inline constexpr int kFloat8PrefixLowered = 40;
+
 // What an earlier launch has computed over the first tokens of sequences. Decode attention, whose lengths and tables
 // begin behind these tokens, adds it to what it computes itself.
 struct PrefixResults {

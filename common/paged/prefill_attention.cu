@@ -27,6 +27,12 @@ template <int kHeadDim, bool kWindows>
 void choose_type(const PrefillCall& call, int num_tasks, common::Overlap overlap, cudaStream_t stream) {
   if constexpr (kHeadDim <= kMaxFloat8PrefillHeadDim) {
     if (call.pages.shape.type == ScalarType::kFloat8) {
+      if constexpr (!kWindows) {
+        if (call.order != nullptr) {
+          return launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim, false, true>, call, num_tasks,
+                                                       overlap, stream);
+        }
+      }
       return launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim, kWindows>, call, num_tasks, overlap,
                                                    stream);
     }

@@ -52,6 +52,8 @@ struct TileConverter {
   static constexpr int kVecs = kTileRows * Stored::kVecs / 32;  // the vectors of a piece that a thread converts
   static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = 216;
+  static constexpr int kPrefixLowered = kFloat8PrefixLowered;
+  static constexpr int kOrderedAtOnce = 8;  // with 4, the consumers' products do not overlap (ptxas of CUDA 13.0)
 
   const PrefillCall& call;
   Float8PrefillShared<kHeadDim>& shared;
@@ -205,7 +207,7 @@ struct TileConverter {
 
 #endif  // COURSE_BULK_COPY
 
-template <int kHeadDim, bool kWindows>
+template <int kHeadDim, bool kWindows, bool kOrdered = false>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     prefill_float8_kernel(const __grid_constant__ PrefillCall call) {
 #if COURSE_WGMMA
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     }
     common::fence_barrier_init();
   }
-  prefill_block<kHeadDim, TileConverter<kHeadDim, kWindows>>(call, shared);
+  prefill_block<kHeadDim, TileConverter<kHeadDim, kWindows>, kOrdered>(call, shared);
 #endif
 }
 

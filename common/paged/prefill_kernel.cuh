@@ -184,6 +184,8 @@ struct TileCopier {
   static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
+  static constexpr int kOrderedAtOnce = kHeadDim == 64 ? 2 : 4;
+  static constexpr int kPrefixLowered = 0;
 
   const PrefillCall& call;
   PrefillShared<kHeadDim>& shared;
@@ -321,12 +323,12 @@ struct PrefillProducer {
     }
   }
 
-  // The same for rows of queries that do not follow each other.
+  // The same for rows of queries that do not follow each other. kAtOnce: as many as there are registers for.
+  template <int kAtOnce>
   __device__ __forceinline__ void copy_ordered_queries(const PrefillWork& work, int place) const {
     constexpr int kStep = common::kWarpgroupThreads / kVecs;
     const int vec = thread % kVecs;
     const int group = call.num_queries_per_kv;
-    constexpr int kAtOnce = kHeadDim == 64 ? 2 : 4;  // as far as there are registers
 #pragma unroll kAtOnce
     for (int row = thread / kVecs; row < Shape::kRows; row += kStep) {
       const int own = min(work.task.first_row + row, work.task.end_row - 1);
@@ -362,7 +364,7 @@ struct PrefillProducer {
       }
       if constexpr (kOrdered) {
         common::wait_for_previous_launch();  // it may compute the queries; what is read before has been there for long
-        copy_ordered_queries(work, slot.place);
+        copy_ordered_queries<Tiles::kOrderedAtOnce>(work, slot.place);
       } else {
         copy_queries(work, slot.place);
       }
@@ -829,7 +831,10 @@ struct PrefillRows {
   }
 
   // Stores the rows of a part of the context as they are.
+  // Stores the rows with a largest score that is kLowered too small.
+  template <int kLowered>
   __device__ __forceinline__ void store_part(const PrefillWork& work) const {
+    constexpr auto kFactor = static_cast<float>(std::uint64_t{1} << kLowered);
     const int lane = own_lane();
     const int warp = own_thread() / 32;
     const std::int64_t place =
@@ -842,12 +847,13 @@ struct PrefillRows {
       const int row = warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
       if (work.task.first_row + row < work.task.end_row) {
         if (lane % 4 == 0) {
-          call.partials.max_and_sum[place + row] = make_float2(softmax[half].largest, total);
+          call.partials.max_and_sum[place + row] = make_float2(softmax[half].largest - kLowered, total * kFactor);
         }
         float* to = call.partials.outputs + (place + row) * kHeadDim + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n) {
-          *reinterpret_cast<float2*>(to + n * 8) = make_float2(output[n * 4 + half * 2], output[n * 4 + half * 2 + 1]);
+          *reinterpret_cast<float2*>(to + n * 8) =
+              make_float2(output[n * 4 + half * 2] * kFactor, output[n * 4 + half * 2 + 1] * kFactor);
         }
       }
     }
@@ -897,6 +903,7 @@ struct PrefillRows {
   }
 
   // One piece of work after the other, until none is left.
+  template <int kLowered>
   __device__ __forceinline__ void run() {
     common::RingPosition<Shape::kSlots> next;
     if (warpgroup == 1) {
@@ -919,7 +926,7 @@ struct PrefillRows {
           attend(work.task.first_token / kTokens, work.num_seen);
         }
         if (work.task.is_partial()) {
-          store_part(work);
+          store_part<kLowered>(work);
         } else {
           store(work, next.place);
         }
@@ -962,7 +969,8 @@ __device__ __forceinline__ void prefill_block(const PrefillCall& call, Shared& s
   } else {
     common::grow_registers<Tiles::kConsumerRegisters>();
     const int warpgroup = static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1;
-    PrefillRows<kHeadDim, Tiles::kConsumerRegisters, Tiles::kWindows>(call, shared, warpgroup).run();
+    PrefillRows<kHeadDim, Tiles::kConsumerRegisters, Tiles::kWindows>(call, shared, warpgroup)
+        .template run<kOrdered ? Tiles::kPrefixLowered : 0>();
   }
 }
 

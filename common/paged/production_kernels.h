@@ -9,6 +9,8 @@
 
 namespace common {
 
+struct PrefixResults;
+
 // cache_kernels.cu moves K and V, step_attention.cpp computes with the launches of attention_launches.h. A row is
 // rounded to float8 once, when it is written; each value read back is a bfloat16 number, without further rounding.
 class ProductionKernels : public PagedKernels {
@@ -26,6 +28,11 @@ class ProductionKernels : public PagedKernels {
             cudaStream_t stream) const override;
   void attend(const Pages& pages, const StepArrays& step, const LayerRows& rows, void* output,
               std::span<std::byte> workspace, cudaStream_t stream) const override;
+
+ protected:
+  // attend() without its checks. prefixes: of the decodes, whose lengths and tables begin behind them.
+  void attend_behind(const PrefixResults& prefixes, const Pages& pages, const StepArrays& step, const LayerRows& rows,
+                     void* output, std::span<std::byte> workspace, cudaStream_t stream) const;
 };
 
 extern const ProductionKernels kProductionKernels;

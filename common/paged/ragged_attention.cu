@@ -17,7 +17,7 @@ namespace common {
 namespace {
 
 // blockIdx.x counts tasks, and within a task the kv heads, which take equally long.
-template <ScalarType kType, int kHeadDim, bool kShort, bool kWindows>
+template <ScalarType kType, int kHeadDim, bool kShort, bool kWindows, int kLowered>
 __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
                                   RaggedTileOf<kHeadDim, kShort>::kTile.resident)
     ragged_kernel(Pages pages, BatchArrays batch, const Element* queries, const int* order, Element* output,
@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   if (task.is_partial()) {
     const std::int64_t place =
         RaggedPartials::place_of(task, task.part, kv_head, num_kv_heads) * kTile.rows() + warp * kRowsOfWarp;
-    rows.store_part(partials.outputs + place * kHeadDim, partials.max_and_sum + place, end_row - first_row);
+    rows.template store_part<kLowered>(partials.outputs + place * kHeadDim, partials.max_and_sum + place,
+                                       end_row - first_row);
     return;
   }
   rows.store(own_rows);
@@ -161,22 +162,27 @@ struct RaggedCall {
   cudaStream_t stream;
 };
 
-template <ScalarType kType, int kHeadDim, bool kShort, bool kWindows>
+template <ScalarType kType, int kHeadDim, bool kShort, bool kWindows, int kLowered = 0>
 void launch_ragged(const RaggedCall& call) {
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   const float scale = score_scale(kHeadDim);
   const std::int64_t grid = std::int64_t{call.workspace.shape.max_tasks} * call.pages.shape.num_kv_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
-  common::launch(ragged_kernel<kType, kHeadDim, kShort, kWindows>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
-                 RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone, call.pages, call.batch,
-                 static_cast<const Element*>(call.queries), call.order, static_cast<Element*>(call.output),
-                 call.workspace.tasks, call.workspace.partials, scale);
+  common::launch(ragged_kernel<kType, kHeadDim, kShort, kWindows, kLowered>, dim3(static_cast<unsigned>(grid)),
+                 32 * kTile.warps, RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone,
+                 call.pages, call.batch, static_cast<const Element*>(call.queries), call.order,
+                 static_cast<Element*>(call.output), call.workspace.tasks, call.workspace.partials, scale);
 }
 
 template <ScalarType kType, int kHeadDim, bool kWindows>
 void choose_tile(const RaggedCall& call) {
   if constexpr (kHeadDim <= 128) {
     if (call.workspace.shape.kernel == RaggedKernel::kShort) {
+      if constexpr (kType == ScalarType::kFloat8 && (!kWindows || kOnlyWithWindows)) {
+        if (call.order != nullptr) {
+          return launch_ragged<kType, kHeadDim, true, kWindows, kFloat8PrefixLowered>(call);
+        }
+      }
       return launch_ragged<kType, kHeadDim, true, kWindows>(call);
     }
   } else if constexpr (common::kServesSmallMemory) {

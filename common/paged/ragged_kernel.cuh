@@ -231,8 +231,11 @@ struct RaggedRows {
     }
   }
 
-  // Stores the first num_rows rows as they are: the context has other parts.
+  // Stores the first num_rows rows as they are, but with a largest score that is kLowered too small: the context has
+  // other parts.
+  template <int kLowered>
   __device__ __forceinline__ void store_part(float* outputs, float2* max_and_sum, int num_rows) const {
+    constexpr auto kFactor = static_cast<float>(std::uint64_t{1} << kLowered);
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -242,12 +245,12 @@ struct RaggedRows {
         const int row = b * 16 + half * 8 + lane / 4;
         if (row < num_rows) {
           if (lane % 4 == 0) {
-            max_and_sum[row] = make_float2(softmax[b][half].largest, total);
+            max_and_sum[row] = make_float2(softmax[b][half].largest - kLowered, total * kFactor);
           }
 #pragma unroll
           for (int n = 0; n < 2 * kSteps; ++n) {
             *reinterpret_cast<float2*>(outputs + row * kHeadDim + n * 8 + lane % 4 * 2) =
-                make_float2(output[b][n][half * 2], output[b][n][half * 2 + 1]);
+                make_float2(output[b][n][half * 2] * kFactor, output[b][n][half * 2 + 1] * kFactor);
           }
         }
       }

@@ -1,6 +1,5 @@
 #include "common/paged/shared_attention.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -14,32 +13,30 @@ namespace {
 
 std::size_t whole_lines(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// A step that reads together: what decode attention gets, and where results over prefixes lie. In the workspace they
-// come behind what decode attention needs.
+// A step that reads together: what is computed behind the prefixes, and where results over these lie. In the workspace
+// they come first.
 struct SharedStep {
   SharedShape shape;
   SharedArrays arrays;
-  BatchArrays own;  // the decodes, behind their prefixes
+  StepArrays own;  // the decodes begin behind their prefixes
   RaggedPartials partials;
-  std::size_t decode_bytes;
   std::size_t bytes;
 
   SharedStep(const PageShape& pages, const StepArrays& step, const void* plan, std::byte* workspace)
       : shape(shared_shape(pages, step.batch)),
         arrays(shared_arrays(const_cast<void*>(plan), step.batch.num_sequences, shape)),
-        own(step.batch),
-        partials{},
-        decode_bytes(whole_lines(decode_workspace_bytes(pages, step.batch))) {
-    own.context_lengths = arrays.own_lengths;
-    own.table_starts = arrays.own_starts;
+        own(step),
+        partials{} {
+    own.batch.context_lengths = arrays.own_lengths;
+    own.batch.table_starts = arrays.own_starts;
     const std::size_t num_rows = static_cast<std::size_t>(shape.max_tasks) *
                                  static_cast<std::size_t>(shape.num_kv_heads) *
                                  static_cast<std::size_t>(shape.task_rows);
     const std::size_t sum_bytes = whole_lines(num_rows * sizeof(float2));
-    bytes = decode_bytes + sum_bytes + whole_lines(num_rows * static_cast<std::size_t>(pages.head_dim) * sizeof(float));
+    bytes = sum_bytes + whole_lines(num_rows * static_cast<std::size_t>(pages.head_dim) * sizeof(float));
     if (workspace != nullptr) {
-      partials.max_and_sum = reinterpret_cast<float2*>(workspace + decode_bytes);
-      partials.outputs = reinterpret_cast<float*>(workspace + decode_bytes + sum_bytes);
+      partials.max_and_sum = reinterpret_cast<float2*>(workspace);
+      partials.outputs = reinterpret_cast<float*>(workspace + sum_bytes);
     }
   }
 };
@@ -52,14 +49,12 @@ std::unique_ptr<SharingKernels> sharing_kernels(const PagedKernels& kernels, con
 }
 
 bool SharingKernels::reads_together(const StepArrays& step) const {
-  return plan_ != nullptr && step.num_decodes > 0 && step.num_decodes == step.batch.num_sequences &&
-         step.batch.window == 0;
+  return plan_ != nullptr && step.num_decodes > 0 && step.batch.window == 0;
 }
 
 std::size_t SharingKernels::workspace_bytes(const PageShape& shape, const StepArrays& largest) const {
   const std::size_t bytes = ProductionKernels::workspace_bytes(shape, largest);
-  return shared_reading_obstacle(shape).empty() ? std::max(bytes, SharedStep(shape, largest, nullptr, nullptr).bytes)
-                                                : bytes;
+  return shared_reading_obstacle(shape).empty() ? bytes + SharedStep(shape, largest, nullptr, nullptr).bytes : bytes;
 }
 
 void SharingKernels::plan(const PageShape& shape, const StepArrays& step, std::span<std::byte> workspace,
@@ -73,7 +68,7 @@ void SharingKernels::plan(const PageShape& shape, const StepArrays& step, std::s
   COMMON_CHECK(obstacle.empty(), obstacle);
   const SharedStep shared(shape, step, plan_, workspace.data());
   COMMON_CHECK(shared.bytes <= workspace.size(), "the workspace has room for the step");
-  plan_decode(shape, shared.own, workspace.data(), stream);
+  ProductionKernels::plan(shape, shared.own, workspace.subspan(shared.bytes), stream);
 }
 
 void SharingKernels::attend(const Pages& pages, const StepArrays& step, const LayerRows& rows, void* output,
@@ -98,13 +93,13 @@ void SharingKernels::attend(const Pages& pages, const StepArrays& step, const La
                  .max_places = shared.shape.max_tasks * shared.shape.num_kv_heads,
                  .part_tokens = 0};
   attend_tasks(pages, step.batch, rows.queries, shared.arrays.order, output, tasks, false, stream);
-  // It may begin while the tasks are computed: it fills its rings with what earlier steps have written.
-  decode_attention(pages, shared.own, rows.queries, output, workspace.data(), stream, {.overlap_previous = true},
-                   {rows.keys, rows.values, rows.row_stride, step.slot_mapping},
-                   {.rows = shared.arrays.rows,
-                    .outputs = shared.partials.outputs,
-                    .max_and_sum = shared.partials.max_and_sum,
-                    .place_rows = shared.shape.task_rows});
+  // Without a chunk, decode attention may begin while the tasks are computed: it fills its rings with what earlier
+  // steps have written.
+  attend_behind({.rows = shared.arrays.rows,
+                 .outputs = shared.partials.outputs,
+                 .max_and_sum = shared.partials.max_and_sum,
+                 .place_rows = shared.shape.task_rows},
+                pages, shared.own, rows, output, workspace.subspan(shared.bytes), stream);
 }
 
 }  // namespace common

@@ -10,10 +10,10 @@ namespace common {
 
 class SharingKernels final : public ProductionKernels {
  public:
-  // From now on, plan() and attend() are for steps of decodes alone that have this plan, on the device, with the places
-  // of shared_arrays() for the step's number of sequences. nullptr: every sequence reads alone, as it does in steps
-  // that have more than decodes, and in layers with a window. The plan's tables and lengths are the step's. As all that
-  // a step reads, the plan may be written anew between two launches of a captured graph.
+  // From now on, plan() and attend() are for steps that have this plan, on the device, with the places of
+  // shared_arrays() for the step's number of sequences. nullptr: every sequence reads alone, as it does in layers with
+  // a window. Chunks always do: the plan has prefixes of decodes alone. The plan's tables and lengths are the step's.
+  // As all that a step reads, the plan may be written anew between two launches of a captured graph.
   void read_together(const void* plan) { plan_ = plan; }
 
   std::size_t workspace_bytes(const PageShape& shape, const StepArrays& largest) const override;

@@ -58,8 +58,8 @@ int choose_part_units(std::span<const Group> groups, const SharedShape& shape) {
 }  // namespace
 
 std::string shared_reading_obstacle(const PageShape& shape) {
-  if (shape.type != ScalarType::kBFloat16) {
-    return "prefixes are read together from bfloat16 pages only";
+  if (shape.type == ScalarType::kFloat32) {
+    return "prefixes are read together from bfloat16 and float8 pages only";
   }
   if (shape.head_dim > kMaxSharingHeadDim) {
     return "prefixes are read together for heads of up to " + std::to_string(kMaxSharingHeadDim) + " dimensions only";
@@ -87,14 +87,20 @@ SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch) {
 ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads) {
   ReadingCosts costs =
       reading_costs(num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, bytes_of(shape.type));
+  costs.block = shape.bytes_per_block();  // float8's scales too
+  // What does not depend on how K and V are stored is counted as if they were bfloat16, for which it was measured: in
+  // float8, a group's tasks compute with as many numbers, and a launch takes as long. What float8 saves, in bytes, is
+  // half. So it reads apart where it might gain a little, and does not lose.
+  PageShape as_bfloat16 = shape;
+  as_bfloat16.type = ScalarType::kBFloat16;
   // The unit is a byte that decode attention reads from L2: of all sequences that read a prefix, each by itself, only
   // the first has to fetch it from memory, which is half as fast. So what is read for a group counts twice.
-  costs.group_block = costs.block;
+  costs.group_block = as_bfloat16.bytes_per_block();
   // Measured (KERNELS.md): rows of queries and of results, and a launch more, with a wait for its results, as long as
   // reading so many tiles.
   constexpr std::int64_t kTilesOfGroup = 12'000;
   costs.query *= 3;
-  costs.group = kTilesOfGroup * pair_layout(shape.type, shape.head_dim).bytes;
+  costs.group = kTilesOfGroup * pair_layout(as_bfloat16.type, shape.head_dim).bytes;
   return costs;
 }
 
@@ -154,6 +160,8 @@ SharedPlan plan_shared_reading(const StepTables& step, std::span<const SharedPre
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       const auto s = static_cast<std::size_t>(sequences[i]);
       const int task = static_cast<int>(i) / sequences_of_task;
+      COMMON_CHECK(step.query_starts[s] == sequences[i] && step.query_starts[s + 1] == sequences[i] + 1,
+                   "only decodes have a prefix, and row s is sequence s's");
       COMMON_CHECK(plan.rows[s].num_parts == 0, "a sequence has one prefix");
       COMMON_CHECK(group.num_tokens < step.context_lengths[s], "a sequence has tokens behind the prefix");
       plan.rows[s] = {.first_place = next_place + task * num_parts,

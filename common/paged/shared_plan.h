@@ -1,5 +1,5 @@
 // How the decodes of a step read once what several of them share (cascade attention): the plan of it, made on the host,
-// which knows the tables and the lengths of a step of decodes.
+// which knows the step's tables and lengths.
 //
 // A sequence's context is cut in two. Its first tokens, which it shares with others, are a task of ragged attention:
 // the queries of all these sequences are its rows, and all of them see all of its tokens, so nothing is masked. The
@@ -39,7 +39,7 @@ struct SharedShape {
 // Empty if steps over these pages can read together; else why they read apart.
 std::string shared_reading_obstacle(const PageShape& shape);
 
-// For steps of up to batch.num_sequences decodes.
+// For steps of up to batch.num_sequences sequences.
 SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch);
 
 // What reading together costs on a GPU, in bytes that could be read meanwhile.
@@ -54,9 +54,9 @@ struct SharedPlan {
   std::vector<int> own_starts;         // [num_sequences]: where the tables of these begin
 };
 
-// step: decodes, one query each. A sequence has one prefix at most, and a token behind it. What a prefix has beyond the
-// last multiple of kPrefixStep counts as the sequences' own. Where there are more prefixes than tasks, those are left
-// out that save least.
+// step: decodes, one query each, and then chunks, which have no prefix. A sequence has one prefix at most, and a token
+// behind it. What a prefix has beyond the last multiple of kPrefixStep counts as the sequences' own. Where there are
+// more prefixes than tasks, those are left out that save least.
 SharedPlan plan_shared_reading(const StepTables& step, std::span<const SharedPrefix> prefixes,
                                const SharedShape& shape);
 

@@ -86,7 +86,8 @@ void ProductionKernels::plan(const PageShape& shape, const StepArrays& step, std
                              cudaStream_t stream) const {
   check_step(*this, shape, step);
   const SplitStep split(step);
-  COMMON_CHECK(workspace_bytes(shape, step) <= workspace.size(), "the workspace has room for the step");
+  COMMON_CHECK(ProductionKernels::workspace_bytes(shape, step) <= workspace.size(),
+               "the workspace has room for the step");
   if (split.decodes.num_sequences > 0) {
     plan_decode(shape, split.decodes, workspace.data(), stream, split.decode_options(shape));
   }
@@ -98,14 +99,20 @@ void ProductionKernels::plan(const PageShape& shape, const StepArrays& step, std
 
 void ProductionKernels::attend(const Pages& pages, const StepArrays& step, const LayerRows& rows, void* output,
                                std::span<std::byte> workspace, cudaStream_t stream) const {
-  const PageShape& shape = pages.shape;
   check_pages(*this, pages);
-  check_step(*this, shape, step);
+  check_step(*this, pages.shape, step);
   if (step.batch.num_sequences == 0 || step.num_tokens == 0) {
     return;
   }
   COMMON_CHECK(rows.queries != nullptr && output != nullptr, "queries and output are given");
   COMMON_CHECK(is_aligned(rows.queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
+  attend_behind({}, pages, step, rows, output, workspace, stream);
+}
+
+void ProductionKernels::attend_behind(const PrefixResults& prefixes, const Pages& pages, const StepArrays& step,
+                                      const LayerRows& rows, void* output, std::span<std::byte> workspace,
+                                      cudaStream_t stream) const {
+  const PageShape& shape = pages.shape;
   const SplitStep split(step);
   if (split.num_chunk_tokens > 0 && rows.keys != nullptr) {
     const std::int64_t skipped = step.num_decodes * rows.row_stride * bytes_of(row_type(shape.type));
@@ -115,7 +122,7 @@ void ProductionKernels::attend(const Pages& pages, const StepArrays& step, const
   }
   if (split.decodes.num_sequences > 0) {
     decode_attention(pages, split.decodes, rows.queries, output, workspace.data(), stream, split.decode_options(shape),
-                     {rows.keys, rows.values, rows.row_stride, step.slot_mapping});
+                     {rows.keys, rows.values, rows.row_stride, step.slot_mapping}, prefixes);
   }
   if (split.num_chunk_tokens > 0) {
     ragged_attention(pages, split.chunks, split.query_starts, rows.queries, output, split.num_chunk_tokens,

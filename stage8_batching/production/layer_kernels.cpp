@@ -12,7 +12,9 @@ constexpr std::size_t kLine = 256;  // workspaces begin at its multiples
 }  // namespace
 
 LayerKernels::LayerKernels(const common::PagedKernels& kernels, const common::LlamaConfig& config)
-    : kernels_(kernels), window_(config.has_windows() && kernels.has_windows() ? config.window : 0) {
+    : windowed_(kernels),
+      kernels_(kernels.has_windows() ? kernels : windowed_),
+      window_(config.has_windows() ? config.window : 0) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
     const bool has_window = window_ > 0 && !config.sees_all(layer);
     rows_.push_back(static_cast<int>(std::count(has_window_.begin(), has_window_.end(), has_window)));

@@ -19,13 +19,16 @@
 #include "../block_copy.h"
 #include "common/model/llama.h"
 #include "common/paged/paged_kernels.h"
+#include "common/paged/windowed_kernels.h"
 
 namespace stage8 {
 
 class LayerKernels final : public common::PagedKernels {
  public:
-  // The other table must outlive this one. If it has no windows, no context may be longer than the model's window.
+  // The other table must outlive this one. If it has no windows, it is as WindowedKernels asks.
   LayerKernels(const common::PagedKernels& kernels, const common::LlamaConfig& config);
+  LayerKernels(const LayerKernels&) = delete;
+  LayerKernels& operator=(const LayerKernels&) = delete;
 
   // The first layer's; the others follow. Known once a step has been launched.
   const common::Pages& pages() const;
@@ -52,7 +55,7 @@ class LayerKernels final : public common::PagedKernels {
   std::string unsupported(const common::PageShape& shape, int num_heads) const override {
     return kernels_.unsupported(shape, num_heads);
   }
-  bool has_windows() const override { return kernels_.has_windows(); }
+  bool has_windows() const override { return true; }
   void write_to_slots(const common::Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
                       const int* slot_mapping, int num_tokens, cudaStream_t stream) const override {
     kernels_.write_to_slots(own(pages), keys, values, row_stride, slot_mapping, num_tokens, stream);
@@ -78,6 +81,7 @@ class LayerKernels final : public common::PagedKernels {
   // Layers with a window and others have one half each, if there are both.
   std::span<std::byte> part_of(std::span<std::byte> workspace, bool has_window) const;
 
+  common::WindowedKernels windowed_;  // for kernels without windows
   const common::PagedKernels& kernels_;
   int window_;                    // 0: no layer has one that hides anything
   std::vector<bool> has_window_;  // by layer

@@ -49,24 +49,21 @@ int most_blocks(const common::MemoryShare& share, int block_size) {
                                                  std::numeric_limits<int>::max() / block_size - 1));
 }
 
+// Of the batch's sequences, those with one token before the first longer one.
+std::size_t num_decodes(const RaggedBatch& batch) {
+  std::size_t count = 0;
+  while (count < batch.num_sequences() && batch.num_queries(count) == 1) {
+    count += 1;
+  }
+  return count;
+}
+
 CacheSize with_host_blocks(CacheSize size, int num_host_blocks) {
   size.num_host_blocks = num_host_blocks;
   return size;
 }
 
 }  // namespace
-
-std::string RecordingRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
-                                         const KvCacheShape& shape, const GpuOptions& options) {
-  std::string reason = GpuRunner::unsupported(kernels, config, shape, options);
-  if (reason.empty() && config.has_windows() && !kernels.has_windows()) {
-    const std::string window = std::to_string(config.window);
-    const bool has_float32 = options.types.precision == common::Precision::kFloat32;
-    return "the plain kernels let a query see all tokens, and layers of this model the last " + window +
-           " only: --context-length " + window + (has_float32 ? ", or --precision bf16," : "") + " would do";
-  }
-  return reason;
-}
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const common::PagedKernels& kernels,
@@ -163,11 +160,11 @@ bool RecordingRunner::set_reading_costs(const common::ReadingCosts& costs) {
 
 std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatch& batch) {
   const auto is_seen = [&](int context_length) { return context_length <= tables_->layers.max_seen(); };
-  if (!can_share() || batch.tokens.size() != batch.num_sequences() ||
-      !std::all_of(batch.context_lengths.begin(), batch.context_lengths.end(), is_seen)) {
+  if (!can_share() || !std::all_of(batch.context_lengths.begin(), batch.context_lengths.end(), is_seen)) {
     return {};
   }
-  const std::vector<common::SharedPrefix> groups = groups_of(batch, plans_->shape().block_size, plans_->costs());
+  const std::vector<common::SharedPrefix> groups =
+      groups_of(batch, num_decodes(batch), plans_->shape().block_size, plans_->costs());
   if (groups.empty()) {
     return {};
   }

@@ -36,10 +36,6 @@ class RecordingRunner : public GpuRunner,
                         public HostBlocks,
                         public SeparateWindows {
  public:
-  // As GpuRunner's. The production kernels alone compute layers whose window ends within the context.
-  static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
-                                 const KvCacheShape& shape, const GpuOptions& options);
-
   // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                   int max_sequences, const common::PagedKernels& kernels,
@@ -87,7 +83,7 @@ class RecordingRunner : public GpuRunner,
                   std::unique_ptr<Tables> tables);
   void copy_inside(std::span<const BlockCopy> copies);  // without host blocks, in any order
   void launch_recorded(const StepCounts& counts);       // replays a step that is recorded
-  // The groups of the step's sequences that read together, whose plan is then on its way.
+  // The groups of the step's decodes that read together, whose plan is then on its way.
   std::vector<common::SharedPrefix> plan_sharing(const RaggedBatch& batch);
 
   std::unique_ptr<Tables> tables_;

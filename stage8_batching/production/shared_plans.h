@@ -1,5 +1,4 @@
-// The plans of steps of decodes that read shared prefixes together (common/paged/shared_plan.h), on their way to the
-// GPU.
+// The plans of steps whose decodes read shared prefixes together (common/paged/shared_plan.h), on their way to the GPU.
 #pragma once
 
 #include <array>

@@ -221,15 +221,12 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
 
 int EngineAdapter::submit(const common::GenerationRequest& request, double arrival,
                           std::unique_ptr<common::RequestSink> sink) {
-  if (const std::string reason = window_obstacle(engine_, request); !reason.empty()) {
-    return reject(reason, arrival, std::move(sink));
-  }
   const auto on_token = [this, client = sink.get()](int id, int sample, common::Token token) {
     const common::Completion& written = engine_.output(id).completions[static_cast<std::size_t>(sample)];
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
   const bool has_texts = request.counted == common::Counted::kTexts;
-  return add_client(submit_request(engine_, scores_prompts_ ? in_fewest_steps(request) : request, on_token, arrival),
+  return add_client(engine_.submit(scores_prompts_ ? in_fewest_steps(request) : request, on_token, arrival),
                     {std::move(sink), static_cast<int>(request.request.prompt.size()), has_texts});
 }
 

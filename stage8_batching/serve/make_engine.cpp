@@ -99,7 +99,7 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 common::HostCacheFigures host_cache_figures(const Engine& engine) {
   const auto* const scheduler = dynamic_cast<const HostCacheScheduler*>(&engine.scheduler());
-  if (scheduler == nullptr) {
+  if (scheduler == nullptr || !scheduler->has_host_cache()) {
     return {};
   }
   const HostCache& cache = scheduler->host_cache();
@@ -123,31 +123,15 @@ common::WindowPoolFigures window_pool_figures(const Engine& engine) {
           (size.num_blocks - size.num_parts) * block_bytes};
 }
 
-std::string window_obstacle(const Engine& engine, const GenerationRequest& request) {
-  const std::int64_t length = static_cast<std::int64_t>(request.request.prompt.size()) + request.request.max_new_tokens;
-  if (length > engine.context_length() || request.num_samples < 1 ||
-      request.num_samples > engine.scheduler().max_group_size()) {
-    return "";
-  }
-  if (const auto* const parts = dynamic_cast<const LocalPoolScheduler*>(&engine.scheduler())) {
-    return parts->obstacle(request.request, request.num_samples);
-  }
-  const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
-  return scheduler != nullptr ? scheduler->obstacle(request.request, request.num_samples) : "";
-}
-
 bool exceeds_cache(const Engine& engine) {
   const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
   return scheduler != nullptr && scheduler->exceeds_pool();
 }
 
-int submit_request(Engine& engine, const GenerationRequest& request, TokenSink sink, std::optional<double> arrival) {
-  return submit_beyond(engine, request, std::move(sink), arrival);
-}
-
 std::span<const BlockCopy> host_cache_copies(const Engine& engine) {
   const auto* const scheduler = dynamic_cast<const HostCacheScheduler*>(&engine.scheduler());
-  return scheduler == nullptr ? std::span<const BlockCopy>() : scheduler->host_cache().pending_copies();
+  return scheduler == nullptr || !scheduler->has_host_cache() ? std::span<const BlockCopy>()
+                                                              : scheduler->host_cache().pending_copies();
 }
 
 namespace {
@@ -221,13 +205,7 @@ common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {
 
 common::WindowPoolFigures window_pool_figures(const Engine& /*engine*/) { return {}; }
 
-std::string window_obstacle(const Engine& /*engine*/, const GenerationRequest& /*request*/) { return {}; }
-
 bool exceeds_cache(const Engine& /*engine*/) { return false; }
-
-int submit_request(Engine& engine, const GenerationRequest& request, TokenSink sink, std::optional<double> arrival) {
-  return engine.submit(request, std::move(sink), arrival);
-}
 
 std::span<const BlockCopy> host_cache_copies(const Engine& /*engine*/) { return {}; }
 

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <vector>
 
 #include "../engine.h"
 #include "common/app/command.h"
@@ -56,12 +54,8 @@ int give_up_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int wind
 common::HostCacheFigures host_cache_figures(const Engine& engine);
 // Of the pool of the engine's layers with a window; zeros if all layers are in one pool.
 common::WindowPoolFigures window_pool_figures(const Engine& engine);
-// Why the windows of a request that the engine would take can never be in their pool at once; empty if they can.
-std::string window_obstacle(const Engine& engine, const GenerationRequest& request);
 // Whether one text may be longer than the cache, because only its windows have to fit.
 bool exceeds_cache(const Engine& engine);
-// As engine.submit(), but also takes a request that is longer than the cache if its windows fit.
-int submit_request(Engine& engine, const GenerationRequest& request, TokenSink sink, std::optional<double> arrival);
 // The second tier's copies that are carried out before the next step.
 std::span<const BlockCopy> host_cache_copies(const Engine& engine);
 

@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <ostream>
 #include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "common/app/progress.h"
 #include "common/app/table.h"
@@ -18,8 +22,10 @@ namespace {
 struct SharedCell {
   HeadShape heads;
   int num_sequences;
-  int shared;  // tokens
-  int own;     // tokens of each sequence, behind these
+  int shared;     // tokens
+  int own;        // tokens of each sequence, behind these
+  int chunk = 0;  // new tokens of one more sequence, which shares nothing
+  int past = 0;   // the tokens before them
 };
 
 std::vector<SharedCell> cells() {
@@ -39,6 +45,34 @@ std::vector<SharedCell> cells() {
       {ungrouped, 16, 2048, 128}, {ungrouped, 64, 1000, 128}, {ungrouped, 128, 2048, 128}, {one_head, 8, 4000, 128}};
 }
 
+std::vector<SharedCell> float8_cells() {
+  const HeadShape grouped{.num_heads = 32, .num_kv_heads = 8, .type = ScalarType::kFloat8};
+  const HeadShape small{.num_heads = 32, .num_kv_heads = 8, .head_dim = 64, .type = ScalarType::kFloat8};
+  const HeadShape ungrouped{.num_heads = 16, .num_kv_heads = 16, .type = ScalarType::kFloat8};
+  return {
+      {grouped, 4, 256, 16},     {grouped, 4, 2048, 128},    {grouped, 4, 8192, 512},    {grouped, 4, 16384, 128},
+      {grouped, 8, 256, 128},    {grouped, 8, 2048, 512},    {grouped, 8, 8192, 128},    {grouped, 16, 1000, 16},
+      {grouped, 16, 2048, 128},  {grouped, 16, 8192, 128},   {grouped, 32, 1000, 128},   {grouped, 64, 256, 16},
+      {grouped, 64, 1000, 128},  {grouped, 64, 2048, 128},   {grouped, 64, 8192, 128},   {grouped, 128, 256, 128},
+      {grouped, 128, 1000, 512}, {grouped, 128, 2048, 128},  {grouped, 128, 8192, 16},   {small, 8, 2048, 128},
+      {small, 16, 8192, 512},    {small, 32, 1000, 128},     {small, 64, 1000, 128},     {small, 128, 2048, 128},
+      {ungrouped, 8, 2048, 128}, {ungrouped, 16, 2048, 128}, {ungrouped, 64, 1000, 128}, {ungrouped, 128, 2048, 128}};
+}
+
+std::vector<SharedCell> mixed_cells() {
+  const HeadShape grouped{.num_heads = 32, .num_kv_heads = 8};
+  const HeadShape float8{.num_heads = 32, .num_kv_heads = 8, .type = ScalarType::kFloat8};
+  std::vector<SharedCell> result;
+  for (const HeadShape& heads : {grouped, float8}) {
+    for (const auto& [chunk, past] : {std::pair(16, 2000), {128, 2000}, {512, 2000}, {2000, 0}}) {
+      for (const auto& [num_sequences, shared, own] : {std::tuple(16, 2048, 128), {64, 1000, 128}, {64, 2048, 128}}) {
+        result.push_back({heads, num_sequences, shared, own, chunk, past});
+      }
+    }
+  }
+  return result;
+}
+
 int blocks_of(int num_tokens, int block_size) { return (num_tokens + block_size - 1) / block_size; }
 
 struct SharedTiming {
@@ -56,11 +90,13 @@ class SharedCase {
       : cell_(cell),
         // A prefix ends with a block; what is left of it is in the sequences' own blocks.
         prefix_blocks_(cell.shared / cell.heads.block_size),
-        lengths_(static_cast<std::size_t>(cell.num_sequences), cell.shared + cell.own) {
+        lengths_(static_cast<std::size_t>(cell.num_sequences), cell.shared + cell.own),
+        own_lengths_(lengths_.size(), cell.shared + cell.own - prefix_blocks_ * cell.heads.block_size) {
     const int block_size = cell.heads.block_size;
     const int blocks = blocks_of(lengths_.front(), block_size);
     const int own_blocks = blocks - prefix_blocks_;
-    num_blocks_ = prefix_blocks_ + cell.num_sequences * own_blocks;
+    const int blocks_of_decodes = prefix_blocks_ + cell.num_sequences * own_blocks;
+    num_blocks_ = blocks_of_decodes + blocks_of(cell.past + cell.chunk, block_size);
     const std::vector<int> order = shuffled(num_blocks_);
     for (int s = 0; s < cell.num_sequences; ++s) {
       starts_.push_back(static_cast<int>(tables_.size()));
@@ -71,6 +107,16 @@ class SharedCase {
       tables_.insert(tables_.end(), own, own + own_blocks);
     }
     queries_.push_back(cell.num_sequences);
+    if (cell.chunk > 0) {
+      for (std::vector<int>* starts : {&starts_, &own_starts_}) {
+        starts->push_back(static_cast<int>(tables_.size()));
+      }
+      for (std::vector<int>* lengths : {&lengths_, &own_lengths_}) {
+        lengths->push_back(cell.past + cell.chunk);
+      }
+      tables_.insert(tables_.end(), order.begin() + blocks_of_decodes, order.end());
+      queries_.push_back(cell.num_sequences + cell.chunk);
+    }
   }
 
   SharedTiming time(const common::Stream& stream, const Pool& pool) const {
@@ -84,24 +130,26 @@ class SharedCase {
     timing.bytes = static_cast<double>(num_blocks_ * shape.bytes_per_block());
     const int num_sets = std::clamp(static_cast<int>(600e6 / timing.bytes) + 1, 2, 400);
     COMMON_CHECK(static_cast<std::size_t>(num_sets) * shape.keys_bytes() <= pool.keys.bytes(), "the pool is too small");
-    const std::size_t num_numbers = lengths_.size() * static_cast<std::size_t>(heads.num_heads * heads.head_dim);
+    const std::size_t num_numbers =
+        static_cast<std::size_t>(queries_.back()) * static_cast<std::size_t>(heads.num_heads * heads.head_dim);
     const common::DeviceArray<std::uint16_t> queries(random_bf16(num_numbers));
     const common::DeviceArray<std::uint16_t> output(num_numbers);
     const common::DeviceArray<int> lengths(lengths_);
     const common::DeviceArray<int> tables(tables_);
     const common::DeviceArray<int> starts(starts_);
     const common::DeviceArray<int> query_starts(queries_);
-    const common::DeviceArray<int> own_lengths(
-        std::vector<int>(lengths_.size(), lengths_.front() - prefix_blocks_ * heads.block_size));
+    const common::DeviceArray<int> own_lengths(own_lengths_);
     const common::DeviceArray<int> own_starts(own_starts_);
-    const StepArrays step{.batch = {.num_sequences = cell_.num_sequences,
+    const auto num_sequences = static_cast<int>(lengths_.size());
+    const StepArrays step{.batch = {.num_sequences = num_sequences,
                                     .num_heads = heads.num_heads,
                                     .context_lengths = lengths.data(),
                                     .block_tables = tables.data(),
                                     .table_starts = starts.data(),
-                                    .max_blocks_per_sequence = static_cast<int>(tables_.size()) / cell_.num_sequences},
+                                    .max_blocks_per_sequence = blocks_of(
+                                        *std::max_element(lengths_.begin(), lengths_.end()), heads.block_size)},
                           .num_decodes = cell_.num_sequences,
-                          .num_tokens = cell_.num_sequences,
+                          .num_tokens = queries_.back(),
                           .query_starts = query_starts.data()};
     StepArrays own = step;
     own.batch.context_lengths = own_lengths.data();
@@ -115,16 +163,18 @@ class SharedCase {
                                   .block_size = heads.block_size};
     std::vector<common::SharedPrefix> all(1);
     all.front().num_blocks = prefix_blocks_;
-    all.front().sequences.assign(queries_.begin(), queries_.end() - 1);
+    all.front().sequences.assign(queries_.begin(), queries_.begin() + cell_.num_sequences);
+    common::StepTables decodes = host;
+    decodes.context_lengths = host.context_lengths.first(static_cast<std::size_t>(cell_.num_sequences));
     std::vector<common::RaggedTask> plan(
-        common::shared_arrays(nullptr, cell_.num_sequences, shared).bytes / sizeof(common::RaggedTask) + 1);
-    const common::SharedArrays arrays = common::shared_arrays(plan.data(), cell_.num_sequences, shared);
+        common::shared_arrays(nullptr, num_sequences, shared).bytes / sizeof(common::RaggedTask) + 1);
+    const common::SharedArrays arrays = common::shared_arrays(plan.data(), num_sequences, shared);
     const auto begin = std::chrono::steady_clock::now();
     constexpr int kPlans = 20;
     for (int i = 0; i < kPlans; ++i) {
       timing.is_chosen =
-          !common::find_shared_prefixes(host, common::shared_reading_costs(shape, heads.num_heads)).empty();
-      common::write_plan(common::plan_shared_reading(host, all, shared), arrays, cell_.num_sequences, shared);
+          !common::find_shared_prefixes(decodes, common::shared_reading_costs(shape, heads.num_heads)).empty();
+      common::write_plan(common::plan_shared_reading(host, all, shared), arrays, num_sequences, shared);
     }
     timing.plan = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / kPlans;
     const common::DeviceArray<common::RaggedTask> device_plan(plan);
@@ -154,11 +204,31 @@ class SharedCase {
   int prefix_blocks_;
   int num_blocks_ = 0;
   std::vector<int> lengths_;
+  std::vector<int> own_lengths_;
   std::vector<int> tables_;
   std::vector<int> starts_;
   std::vector<int> own_starts_;
   std::vector<int> queries_;  // where each sequence's rows of queries begin
 };
+
+void print_cells(const common::Stream& stream, const Pool& pool, double ceiling, const std::vector<SharedCell>& all,
+                 const std::string& what, std::ostream& output) {
+  common::Table table({"heads", "sequences", "shared", "own", "chunk", "apart us", "together us", "ratio", "own alone",
+                       "bytes' floor", "read", "plan us"});
+  common::Progress progress("measuring shared prefixes", static_cast<std::int64_t>(all.size()));
+  for (const SharedCell& cell : all) {
+    const SharedTiming timing = SharedCase(cell).time(stream, pool);
+    const std::string chunk = cell.chunk == 0 ? "" : common::format("%d after %d", cell.chunk, cell.past);
+    table.add_row({name_of(cell.heads), std::to_string(cell.num_sequences), std::to_string(cell.shared),
+                   std::to_string(cell.own), chunk, common::format_microseconds(timing.apart),
+                   common::format_microseconds(timing.together), common::format("%.2f", timing.apart / timing.together),
+                   common::format_microseconds(timing.own), common::format_microseconds(timing.bytes / ceiling / 1e3),
+                   timing.is_chosen ? "together" : "apart", common::format("%.1f", timing.plan)});
+    progress.advance();
+  }
+  progress.clear();
+  output << what << "\n" << table.to_string() << "\n" << std::flush;
+}
 
 }  // namespace
 
@@ -166,23 +236,11 @@ void print_shared_speed(std::ostream& output) {
   const common::Stream stream;
   const Pool pool(std::int64_t{2} << 30);
   const double ceiling = print_machine(stream, pool, output);
-  common::Table table({"heads", "sequences", "shared", "own", "apart us", "together us", "ratio", "own alone",
-                       "bytes' floor", "read", "plan us"});
-  const std::vector<SharedCell> all = cells();
-  common::Progress progress("measuring shared prefixes", static_cast<std::int64_t>(all.size()));
-  for (const SharedCell& cell : all) {
-    const SharedTiming timing = SharedCase(cell).time(stream, pool);
-    table.add_row({name_of(cell.heads), std::to_string(cell.num_sequences), std::to_string(cell.shared),
-                   std::to_string(cell.own), common::format_microseconds(timing.apart),
-                   common::format_microseconds(timing.together), common::format("%.2f", timing.apart / timing.together),
-                   common::format_microseconds(timing.own), common::format_microseconds(timing.bytes / ceiling / 1e3),
-                   timing.is_chosen ? "together" : "apart", common::format("%.1f", timing.plan)});
-    progress.advance();
-  }
-  progress.clear();
-  output << "Attention of a step of decodes that share a prefix, bfloat16, random blocks. Floor: every page is read "
-            "once, at the read ceiling.\n"
-         << table.to_string() << "\n";
+  output << "Attention of steps whose decodes share a prefix, random blocks. Floor: every page is read once, at the "
+            "read ceiling.\n\n";
+  print_cells(stream, pool, ceiling, cells(), "Decodes alone, bfloat16.", output);
+  print_cells(stream, pool, ceiling, float8_cells(), "Decodes alone, float8.", output);
+  print_cells(stream, pool, ceiling, mixed_cells(), "Decodes beside a chunk, bfloat16 and then float8.", output);
 }
 
 }  // namespace

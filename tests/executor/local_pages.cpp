@@ -364,6 +364,25 @@ class Engine {
 
 }  // namespace
 
+TEST_CASE("executor: kernels without windows are given them, by lists that a workspace has room for") {
+  const NumberKernels plain(false);
+  const stage::LayerKernels kernels(plain, config_with(600));
+  const int numbers[2] = {0, 1};
+  common::StepArrays step{.batch = {.num_sequences = 1,
+                                    .num_heads = 1,
+                                    .context_lengths = numbers,
+                                    .block_tables = numbers,
+                                    .table_starts = numbers,
+                                    .max_blocks_per_sequence = 1000},
+                          .num_tokens = 1,
+                          .query_starts = numbers};
+  const std::size_t whole = kernels.workspace_bytes(shape_of(kRunnerBlocks), step);
+  step.batch.window = 600;
+  const std::size_t lists = common::WindowedKernels(plain).workspace_bytes(shape_of(kRunnerBlocks), step);
+  CHECK(lists >= 600 * sizeof(int));
+  CHECK(whole >= 2 * lists);  // as for layers that see all
+}
+
 TEST_CASE("executor: layers of two kinds find what they have stored, in pages that are divided anew") {
   int num_swapped = 0;
   int num_copies = 0;

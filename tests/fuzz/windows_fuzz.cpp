@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/parallel.h"
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
 #include "tests/fuzz/requests.h"
@@ -33,7 +32,7 @@ using tests::FuzzCounts;
 using tests::FuzzFailure;
 
 constexpr std::size_t kMaxTasks = 14;  // of a case
-constexpr int kDefaultCases = tests::kSanitized ? 30 : 250;
+constexpr int kDefaultCases = tests::kSanitized ? 30 : 600;
 
 stage::GenerationRequest random_task(Random& random) {
   return tests::random_task(random, {.min_prompt = 2, .max_prompt = 60, .max_reply = 40, .num_texts = 4});
@@ -44,7 +43,7 @@ tests::ServingOptions random_options(Random& random) {
   options.block_size = between(random, 1, 6);
   options.num_blocks = 100 / options.block_size + between(random, 1, 20);
   options.num_host_blocks = random.below(2) == 0 ? 0 : between(random, 1, options.num_blocks);
-  options.num_host_cache_blocks = random.below(3) == 0 ? between(random, 1, options.num_blocks) : 0;
+  options.num_host_cache_blocks = random.below(2) == 0 ? between(random, 1, 2 * options.num_blocks) : 0;
   options.prefix_cache = random.below(4) > 0;
   options.scheduler.token_budget = random.below(2) == 0 ? between(random, 3, 12) : between(random, 13, 100);
   options.scheduler.headroom = between(random, 0, 1);
@@ -55,13 +54,6 @@ tests::ServingOptions random_options(Random& random) {
     options.scheduler.run_ahead = true;
   }
   return options;
-}
-
-// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
-bool is_too_wide(const stage::LocalPool* pool, const stage::GenerationRequest& task, int block_size) {
-  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
-                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
-                                pool->size().num_parts;
 }
 
 // The text of a request that has ended, a few tokens and a reply: the next turn of a conversation. Nothing if it is too
@@ -81,8 +73,56 @@ std::optional<stage::GenerationRequest> next_turn(Random& random, const stage::G
   return prompt.size() <= kMaxPrompt ? std::optional(std::move(next)) : std::nullopt;
 }
 
+// Every text that is in both tiers has the same K and V in both, but for the order of additions, in the layers that see
+// all and, if both blocks have their parts, in the others. Needs an idle engine.
+void compare_tiers(tests::WindowedServing& windowed, const stage::HostCache& host, FuzzCounts& counts) {
+  const stage::KvCacheManager& manager = windowed.serving.engine_manager();
+  const stage::LocalPool& parts = *windowed.runner->local_pool();
+  if (host.statistics().stored - host.statistics().evictions != host.num_used() ||
+      host.num_used() > host.num_blocks()) {
+    throw FuzzFailure("blocks that came, less those that were given up, are not those that are there");
+  }
+  if (!host.pending_copies().empty() || !parts.pending_copies().empty() || !manager.pending_copies().empty()) {
+    return;
+  }
+  int free_part = 0;
+  for (; free_part < parts.size().max_parts && !parts.is_free(free_part); ++free_part) {
+  }
+  if (manager.free_blocks().empty() || free_part == parts.size().max_parts) {
+    return;  // host blocks are copied to a free one to be read
+  }
+  const auto expect_equal = [](stage::KvCache& cache, int host_block, int first, int second) {
+    const stage::BlockCopy copy = {host_block, first};
+    cache.copy_blocks({&copy, 1});
+    const stage::KvCacheShape& shape = cache.shape();
+    const int size = shape.block_size;
+    for (int layer = 0; layer < shape.num_layers; ++layer) {
+      for (int head = 0; head < shape.num_kv_heads; ++head) {
+        const auto keys = cache.keys(layer, head, first * size, size) - cache.keys(layer, head, second * size, size);
+        const auto values =
+            cache.values(layer, head, first * size, size) - cache.values(layer, head, second * size, size);
+        if (!(keys.cwiseAbs().maxCoeff() < 1e-4F && values.cwiseAbs().maxCoeff() < 1e-4F)) {
+          throw FuzzFailure("a text has other K or V on the host than in the pool");
+        }
+      }
+    }
+  };
+  for (const int block : manager.prefix_cache().evictable()) {
+    const stage::PrefixCache::Entry& entry = manager.prefix_cache().entry(block);
+    const std::vector<int> found = host.find(entry.parent_text, entry.tokens, entry.salt);
+    if (found.empty()) {
+      continue;
+    }
+    expect_equal(windowed.runner->cpu().kv_cache(), found.front(), manager.free_blocks().back(), block);
+    const bool have_both = parts.part_of(block) >= 0 && parts.part_of(found.front()) >= 0;
+    if (have_both) {
+      expect_equal(windowed.runner->cpu().local_cache(), parts.part_of(found.front()), free_part, parts.part_of(block));
+    }
+    counts.add(have_both ? "parts in both tiers" : "in both tiers, a part at most in one");
+  }
+}
+
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
-  common::set_num_threads(1);  // they would wait for each other longer than they compute
   Random random(seed);
   const bool has_global = random.below(2) == 0;
   const common::Llama model = tests::windowed_model(between(random, 1, 24), has_global ? 2 : 0);
@@ -105,15 +145,19 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   // From the windows of one text alone to as many as there are blocks.
   const int least = stage::max_blocks_of_window(model.config().window, options.block_size);
   const int num_parts = between(random, std::min(least, options.num_blocks), options.num_blocks);
-  if (has_global && random.below(4) > 0) {
-    options.num_host_cache_blocks = 0;  // with a second tier, all layers are in one pool
+  if (has_global && options.num_host_cache_blocks > 0 && random.below(4) == 0) {
+    options.num_host_cache_blocks = between(random, 1, 4);  // what is found goes before it is brought back
   }
+  const bool has_faults = random.below(4) == 0;
   tests::WindowedServing windowed(options, model, num_parts);
   tests::Serving& serving = windowed.serving;
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
-      windowed.submit(tasks[num_submitted++]);
+      windowed.serving.submit(tasks[num_submitted++]);
+      if (tasks.size() < kMaxTasks && random.below(3) == 0) {  // the same again, later
+        tasks.push_back(tasks[random.below(num_submitted)]);
+      }
       for (int tries = 0; tries < 4 && tasks.size() < kMaxTasks; ++tries) {
         const std::size_t earlier = random.below(num_submitted);
         if (const auto next = next_turn(random, tasks[earlier], serving.engine.output(static_cast<int>(earlier)))) {
@@ -121,6 +165,9 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
           break;
         }
       }
+    }
+    if (has_faults && random.below(12) == 0) {  // several in a row: then a step fails, and its copies are left
+      windowed.runner->fail_copies(between(random, 1, 4), random.below(2) == 0);
     }
     if (!serving.engine.step()) {
       continue;
@@ -139,15 +186,23 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   }
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const stage::RequestOutput& output = serving.engine.output(static_cast<int>(i));
-    if (output.finish_reason == common::FinishReason::kRejected) {
-      continue;  // a group too large for the budget, the limit or the pool
-    }
-    if (is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
+    const bool is_rejected = output.finish_reason == common::FinishReason::kRejected;
+    if (tests::is_too_wide(windowed.runner->local_pool(), tasks[i], options.block_size)) {
       counts.add("too wide");
-      if (output.finish_reason != common::FinishReason::kFailed) {
+      if (!is_rejected) {
         throw FuzzFailure("request " + std::to_string(i) + " has windows that can't be in the pool, and was served");
       }
-      continue;
+    }
+    if (is_rejected) {
+      continue;  // a group too large for the budget, the limit or the pool
+    }
+    const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
+    if (has_failed && (!has_faults || output.error != tests::RunnerFault().what())) {
+      throw FuzzFailure("request " + std::to_string(i) + " failed: " + output.error);
+    }
+    counts.add("failed", has_failed ? 1 : 0);
+    if (has_failed && tasks[i].length_penalty.has_value()) {
+      continue;  // a beam search that does not end promises nothing
     }
     counts.add("requests");
     counts.add("longer than the pool",
@@ -157,13 +212,20 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
                    : 0);
     counts.add("several samples", tasks[i].num_samples > 1 && !tasks[i].length_penalty.has_value() ? 1 : 0);
     counts.add("beam searches", tasks[i].length_penalty.has_value() ? 1 : 0);
-    if (const std::string problem = tests::compare_output(output, tests::served_alone(tasks[i], model));
+    if (const std::string problem = tests::compare_output(output, tests::served_alone(tasks[i], model), has_failed);
         !problem.empty()) {
       throw FuzzFailure("request " + std::to_string(i) + ": " + problem + output.error);
     }
   }
-  if (const auto* tiers = dynamic_cast<const stage::HostCacheScheduler*>(&serving.engine.scheduler())) {
+  if (const auto* tiers = dynamic_cast<const stage::HostCacheScheduler*>(&serving.engine.scheduler());
+      tiers != nullptr && tiers->has_host_cache()) {
     counts.add("back from the host", tiers->host_cache().statistics().restored);
+    if (windowed.runner->local_pool() != nullptr) {
+      counts.add("back from the host to two pools", tiers->host_cache().statistics().restored);
+      if (!has_faults) {  // else the last copies may be in front of a step that never was
+        compare_tiers(windowed, tiers->host_cache(), counts);
+      }
+    }
   }
   if (const auto* prompts = dynamic_cast<const stage::WindowPromptScheduler*>(&serving.engine.scheduler())) {
     counts.add("found behind evicted blocks", prompts->statistics().prompts);
@@ -183,6 +245,7 @@ int main(int argc, char** argv) {
       {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
       FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed", "back from the host",
                   "steps with freed blocks", "cached tokens", "too wide", "parts given up", "found by local pools",
-                  "found behind evicted blocks", "longer than the pool"}),
+                  "found behind evicted blocks", "longer than the pool", "failed", "back from the host to two pools",
+                  "parts in both tiers", "in both tiers, a part at most in one"}),
       run_case);
 }

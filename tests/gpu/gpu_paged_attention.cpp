@@ -9,6 +9,9 @@
 #include "tests/gpu/gpu_hand_worked.h"
 #include "tests/gpu/gpu_refused.h"
 #include "tests/support/catch.h"
+#ifdef COURSE_PRODUCTION
+#include "common/paged/windowed_kernels.h"
+#endif
 
 namespace {
 
@@ -20,6 +23,26 @@ using tests::ScalarType;
 bool serves(const KernelTable& table, ScalarType type, int group) {
   return table.kernels->unsupported({.num_kv_heads = 1, .block_size = 16, .head_dim = 128, .type = type}, group)
       .empty();
+}
+
+#ifdef COURSE_PRODUCTION
+const common::WindowedKernels kWindowed(stage::kPlainKernels);
+#endif
+
+// Those that are given windows, too.
+std::vector<KernelTable> all_tables() {
+  std::vector<KernelTable> tables = tests::kernel_tables();
+#ifdef COURSE_PRODUCTION
+  tables.push_back({"plain, with windows", &kWindowed});
+#endif
+  return tables;
+}
+
+bool is_production(const KernelTable& table) { return std::strcmp(table.name, "production") == 0; }
+
+// For kernels that are given windows; production kernels have tests of their own for theirs.
+int own_window(const KernelTable& table, int window) {
+  return table.kernels->has_windows() && !is_production(table) ? window : 0;
 }
 
 void check_step(GpuBatch& batch, const KernelTable& table, int num_decodes) {
@@ -83,8 +106,8 @@ TEST_CASE("Paged attention: sliding windows, or a refusal before anything is lau
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
-  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const KernelTable table = GENERATE(from_range(all_tables()));
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
   const int window = GENERATE(1, 21, 300);
   CAPTURE(table.name, tests::name_of(type), window);
   if (!serves(table, type, 4)) {
@@ -154,9 +177,9 @@ TEST_CASE("Paged attention: a captured graph follows the lengths (stage 7, invar
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  const KernelTable table = GENERATE(from_range(all_tables()));
   CAPTURE(table.name);
-  GpuBatch batch({.context_lengths = {90, 1, 40, 600}, .query_lengths = {}});
+  GpuBatch batch({.window = own_window(table, 40), .context_lengths = {90, 1, 40, 600}, .query_lengths = {}});
   const common::Pages& pages = batch.pages_of(*table.kernels);
   common::StepArrays step = batch.step(4);
   const std::size_t bytes = table.kernels->workspace_bytes(pages.shape, step);
@@ -191,9 +214,9 @@ TEST_CASE("Paged attention: a step without tokens needs no rows, and launches no
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  const KernelTable table = GENERATE(from_range(all_tables()));
   CAPTURE(table.name);
-  GpuBatch batch({.context_lengths = {20}, .query_lengths = {20}});
+  GpuBatch batch({.window = own_window(table, 9), .context_lengths = {20}, .query_lengths = {20}});
   common::StepArrays none = batch.step(0);
   none.num_tokens = 0;
   none.batch.num_sequences = 0;
@@ -204,9 +227,9 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  const KernelTable table = GENERATE(from_range(all_tables()));
   CAPTURE(table.name);
-  GpuBatch good({.context_lengths = {20}, .query_lengths = {20}});
+  GpuBatch good({.window = own_window(table, 9), .context_lengths = {20}, .query_lengths = {20}});
   const auto memory = tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // no plan may be written to it
   const common::Pages& pages = good.pages_of(*table.kernels);
   const auto bytes_of_keys = [&] {
@@ -231,7 +254,7 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   };
   const auto wrong = tests::refused(right, plan, attend);
   for (const tests::BadBatch& bad : tests::bad_batches()) {
-    if (table.kernels == &stage::kPlainKernels && bad.is_plain) {
+    if (!is_production(table) && bad.is_plain) {
       CAPTURE(bad.what);
       Call call = right;
       bad.spoil(call.pages, call.step.batch);
@@ -317,6 +340,96 @@ TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", 
 }
 
 #ifdef COURSE_PRODUCTION
+TEST_CASE("Paged attention: plain kernels are given windows, for every type, head_dim, group and block size", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto [table, type, block_size, head_dim] = GENERATE(from_range(tests::served_shapes()));
+  if (table.kernels != &stage::kPlainKernels) {
+    return;
+  }
+  const std::vector<std::pair<int, int>> groups_and_windows =
+      tests::kOnExecutor ? std::vector<std::pair<int, int>>{{3, 21}}
+                         : std::vector<std::pair<int, int>>{{1, 16}, {3, 21}, {16, 2}, {17, 65}};
+  for (const auto& [group, window] : groups_and_windows) {
+    CAPTURE(tests::name_of(type), head_dim, block_size, group, window);
+    BatchSpec spec{.context_lengths = {1, 100, window, window + 1, 65, 0, 70, 17, 1, 3 * block_size, block_size + 1},
+                   .query_lengths = {1, 1, 1, 1, 65, 0, 33, 0, 1, std::min(block_size, 20), 2}};
+    spec.type = type;
+    spec.group = group;
+    spec.head_dim = head_dim;
+    spec.block_size = block_size;
+    spec.window = window;
+    // Decodes; then whole prompts, chunks with a past, a single token, sequences without new tokens and without any.
+    GpuBatch mixed(spec);
+    check_step(mixed, {"", &kWindowed}, 4);
+    // All decodes, and rows of sequences that are not there.
+    spec.context_lengths = {1, 0, block_size, 100, 50, 0};
+    spec.query_lengths = {};
+    GpuBatch decodes(spec);
+    check_step(decodes, {"", &kWindowed}, 6);
+  }
+}
+
+TEST_CASE("Paged attention: a window that hides nothing changes no bit of what the plain kernels compute", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
+  std::vector<std::vector<float>> outputs;
+  for (const int window : {0, 90, 1 << 30}) {
+    GpuBatch batch({.type = type, .window = window, .context_lengths = {90, 40, 57}, .query_lengths = {1, 40, 9}});
+    outputs.push_back(batch.attend(kWindowed, 1).output);
+  }
+  CHECK(std::memcmp(outputs[0].data(), outputs[1].data(), outputs[0].size() * sizeof(float)) == 0);
+  CHECK(std::memcmp(outputs[0].data(), outputs[2].data(), outputs[0].size() * sizeof(float)) == 0);
+}
+
+TEST_CASE("Paged attention: with a window, rows behind the last sequence's stay untouched", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch batch({.window = 9, .context_lengths = {20, 30}, .query_lengths = {5, 3}});
+  const std::vector<float> whole = batch.attend(kWindowed, 0).output;
+  common::StepArrays step = batch.step(0);
+  step.batch.num_sequences = 1;
+  const std::size_t bytes = kWindowed.workspace_bytes(batch.shape(), step);
+  const std::vector<float> first = batch.output_of(bytes, [&](void* memory) {
+    const std::span<std::byte> workspace(static_cast<std::byte*>(memory), bytes);
+    kWindowed.plan(batch.shape(), step, workspace, batch.stream.get());
+    kWindowed.attend(batch.pages_of(kWindowed), step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
+                     batch.stream.get());
+  });
+  const auto size = static_cast<std::ptrdiff_t>(first.size() / 8 * 5);
+  CHECK(std::equal(first.begin(), first.begin() + size, whole.begin()));
+  CHECK(std::all_of(first.begin() + size, first.end(), tests::is_unwritten));
+}
+
+TEST_CASE("Paged attention: without room for its lists, a window is refused before anything is launched", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch batch({.window = 9, .context_lengths = {20}, .query_lengths = {20}});
+  const common::StepArrays step = batch.step(0);
+  const auto memory = tests::poisoned(std::int64_t{1} << 16, ScalarType::kBFloat16);
+  const std::size_t bytes = kWindowed.workspace_bytes(batch.shape(), step);
+  REQUIRE(bytes < memory.size());
+  const std::span<std::byte> workspace(memory.data(), bytes - 1);
+  CHECK_THROWS_AS(kWindowed.plan(batch.shape(), step, workspace, batch.stream.get()), common::CheckError);
+  CHECK_THROWS_AS(kWindowed.attend(batch.pages_of(kWindowed), step, {.queries = batch.queries.data()},
+                                   batch.output.data(), workspace, batch.stream.get()),
+                  common::CheckError);
+  batch.stream.synchronize();
+  CHECK(tests::is_poisoned(memory));
+  CHECK(tests::is_poisoned(batch.output));
+  // Lists of 2^31 rows.
+  common::StepArrays large = step;
+  large.batch.window = 1 << 20;
+  large.batch.max_blocks_per_sequence = 1 << 16;
+  large.batch.num_sequences = 1 << 11;
+  CHECK_THROWS_AS(kWindowed.workspace_bytes(batch.shape(), large), common::CheckError);
+}
+
 // Decodes that take longer than a chunk which fills every multiprocessor more than twice: with wgmma, the two run side
 // by side, and attend() has not finished before both have. No test watches the wait that the prefill kernel needs for
 // this (wait_for_previous_launch). Without it, this test is green on an H100. So was, in 20 of 20 runs, a test in which

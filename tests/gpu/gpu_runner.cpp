@@ -62,10 +62,13 @@ TEST_CASE("GPU: sequences that read a shared prefix together get what they get a
     SKIP_TEST("there is no GPU");
   }
   // Two prompts of 64 tokens, and of each three sequences, which stand among each other; then a sequence leaves and
-  // another one, without a prefix, comes: a recorded step is replayed with another plan.
+  // another one, without a prefix, comes: a recorded step is replayed with another plan. In every third step a chunk
+  // stands behind the others. It begins with one of the prompts, but reads it by itself.
   constexpr int kPrompt = 64;
-  tests::BuiltRunner together(bundled().llama, shape_of(80), {.types = kCacheTypes[1]}, 128, 8);
-  tests::BuiltRunner apart(bundled().llama, shape_of(80), {.types = kCacheTypes[1]}, 128, 8);
+  constexpr int kChunk = 5;
+  const common::GpuTypes types = GENERATE(kCacheTypes[1], kCacheTypes[2]);
+  tests::BuiltRunner together(bundled().llama, shape_of(80), {.types = types}, 128, 8);
+  tests::BuiltRunner apart(bundled().llama, shape_of(80), {.types = types}, 128, 8);
   REQUIRE(together.set_reading_costs({.block = 1}));
   CHECK(together.can_share());
   CHECK_FALSE(tests::BuiltRunner(bundled().llama, shape_of(80), {}, 128, 8).can_share());  // float32
@@ -89,25 +92,33 @@ TEST_CASE("GPU: sequences that read a shared prefix together get what they get a
   constexpr int kSteps = 20;
   for (int i = 0; i < kSteps; ++i) {
     stage::RaggedBatch step;
-    const int num_sequences = i < kSteps / 2 ? 6 : 7;
+    const int num_decodes = i < kSteps / 2 ? 6 : 7;
+    const int num_sequences = num_decodes + (i % 3 == 2 ? 1 : 0);
     for (int s = 0; s < num_sequences; ++s) {
-      const bool is_new = s == 6;
-      const int position = is_new ? i - kSteps / 2 : kPrompt + i;
+      const bool is_chunk = s == num_decodes;
+      const bool is_new = s == 6 && !is_chunk;
+      const int num_tokens = is_chunk ? kChunk : 1;
+      const int first = is_chunk ? kPrompt + i / 3 * kChunk : is_new ? i - kSteps / 2 : kPrompt + i;
+      const int length = first + num_tokens;
+      const int own = is_chunk ? 7 : s;
       std::vector<int> table = is_new ? std::vector<int>{} : iota(s % 2 * 4, 4);
-      for (int block = 0; static_cast<int>(table.size()) * 16 <= position; ++block) {
-        table.push_back(8 + s * 8 + block);
+      for (int block = 0; static_cast<int>(table.size()) * 16 < length; ++block) {
+        table.push_back(8 + own * 8 + block);
       }
       if (i >= kSteps / 2 && s == 2) {  // it reads the prompt of the others now
         std::iota(table.begin(), table.begin() + 4, 4);
       }
-      step.tokens.push_back(some_tokens(1, 100 + i * 8 + s).front());
-      step.positions.push_back(position);
-      step.slot_mapping.push_back(table.back() * 16 + position % 16);
-      step.context_lengths.push_back(position + 1);
+      const std::vector<Token> tokens = some_tokens(num_tokens, 100 + i * 8 + s);
+      step.tokens.insert(step.tokens.end(), tokens.begin(), tokens.end());
+      for (int position = first; position < length; ++position) {
+        step.positions.push_back(position);
+        step.slot_mapping.push_back(table[static_cast<std::size_t>(position / 16)] * 16 + position % 16);
+      }
+      step.context_lengths.push_back(length);
       step.block_tables.insert(step.block_tables.end(), table.begin(), table.end());
       step.table_starts.push_back(static_cast<int>(step.block_tables.size()));
-      step.query_starts.push_back(s + 1);
-      step.logits_rows.push_back(s);
+      step.query_starts.push_back(s + num_tokens);
+      step.logits_rows.push_back(step.query_starts.back() - 1);
     }
     CAPTURE(i);
     run(step);
@@ -318,35 +329,6 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
     CHECK(std::sqrt(shared_error) <= 1.5 * std::sqrt(plain_error) + 2e-3);
     CHECK(shared.num_recorded_steps() == plain.num_recorded_steps());
   }
-}
-
-TEST_CASE("GPU: the plain kernels compute a window if the context ends with it, on several GPUs too") {
-  common::LlamaConfig config = bundled().llama.config();
-  config.context_length = 64;
-  const auto reasons = [&] {
-    return std::vector<std::string>{
-        stage::RecordingRunner::unsupported(stage::kPlainKernels, config, shape_of(4), {}),
-        stage::TensorParallelRunner::unsupported(stage::kPlainKernels, config, shape_of(4), {.tensor_parallel = 2})};
-  };
-  const std::vector<std::string> usual = reasons();
-  config.window = 64;
-  CHECK(reasons() == usual);
-  config.window = 63;
-  for (const std::string& reason : reasons()) {
-    CHECK(
-        reason ==
-        "the plain kernels let a query see all tokens, and layers of this model the last 63 only: --context-length 63, "
-        "or --precision bf16, would do");
-  }
-  const stage::GpuOptions in_16_bits{.types = {.precision = common::Precision::kBFloat16}};
-  CHECK(stage::RecordingRunner::unsupported(stage::kPlainKernels, config, shape_of(4), in_16_bits) ==
-        "the plain kernels let a query see all tokens, and layers of this model the last 63 only: --context-length 63 "
-        "would do");
-  // The production kernels compute it, or refuse this device.
-  const std::string refused =
-      stage::RecordingRunner::unsupported(common::kProductionKernels, config, shape_of(4), in_16_bits);
-  config.window = 0;
-  CHECK(refused == stage::RecordingRunner::unsupported(common::kProductionKernels, config, shape_of(4), in_16_bits));
 }
 #endif  // COURSE_PRODUCTION
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "common/base/check.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/support/catch.h"
@@ -24,22 +25,24 @@ using tests::BatchSpec;
 using tests::GpuBatch;
 using tests::ScalarType;
 
-// A plan of a batch's decodes on the device. costs: of what is searched for in the batch's tables.
+// A step's plan on the device. costs: of what is searched for in the tables of its first num_decodes sequences.
 class PlanOnDevice {
  public:
-  PlanOnDevice(const GpuBatch& batch, const BatchSpec& spec, const common::ReadingCosts& costs) {
+  PlanOnDevice(const GpuBatch& batch, const BatchSpec& spec, const common::ReadingCosts& costs, int num_decodes) {
     const SharedShape shape = common::shared_shape(batch.shape(), batch.batch());
     const std::vector<int> tables = batch.block_tables();
     const std::vector<int> starts = batch.table_starts();
     const auto count = static_cast<int>(spec.context_lengths.size());
     std::vector<int> query_starts(spec.context_lengths.size() + 1);
     std::iota(query_starts.begin(), query_starts.end(), 0);
-    const common::StepTables step{.context_lengths = spec.context_lengths,
-                                  .query_starts = query_starts,
-                                  .block_tables = tables,
-                                  .table_starts = starts,
-                                  .block_size = spec.block_size};
-    plan = common::plan_shared_reading(step, common::find_shared_prefixes(step, costs), shape);
+    common::StepTables step{.context_lengths = spec.context_lengths,
+                            .query_starts = query_starts,
+                            .block_tables = tables,
+                            .table_starts = starts,
+                            .block_size = spec.block_size};
+    common::StepTables decodes = step;
+    decodes.context_lengths = step.context_lengths.first(static_cast<std::size_t>(num_decodes));
+    plan = common::plan_shared_reading(step, common::find_shared_prefixes(decodes, costs), shape);
     std::vector<common::RaggedTask> memory(
         common::shared_arrays(nullptr, count, shape).bytes / sizeof(common::RaggedTask) + 1);
     const common::SharedArrays arrays = common::shared_arrays(memory.data(), count, shape);
@@ -59,16 +62,20 @@ class PlanOnDevice {
 };
 
 // The sequences' outputs where all that can be shared is: what differs from the reference, whether the new tokens were
-// stored, and whether equal plans give equal bits. Returns how many sequences have read together.
+// stored, and whether equal plans give equal bits. The first sequences with one token are decodes. Returns how many
+// sequences have read together.
 int check_shared(const BatchSpec& spec, int num_runs = 1) {
   GpuBatch batch(spec);
-  const PlanOnDevice plan(batch, spec, {.block = 1});
+  const auto first_chunk = std::find_if(spec.query_lengths.begin(), spec.query_lengths.end(),
+                                        [](int num_queries) { return num_queries > 1; });
+  const auto num_decodes = static_cast<int>(spec.query_lengths.empty() ? spec.context_lengths.size()
+                                                                       : first_chunk - spec.query_lengths.begin());
+  const PlanOnDevice plan(batch, spec, {.block = 1}, num_decodes);
   common::SharingKernels kernels;
   kernels.read_together(plan.data());
-  const auto num_sequences = static_cast<int>(spec.context_lengths.size());
   std::vector<float> first;
   for (int run = 0; run < num_runs; ++run) {
-    const auto result = batch.attend(kernels, num_sequences);
+    const auto result = batch.attend(kernels, num_decodes);
     CHECK(batch.check(result.output) == tests::kNoDifference);
     CHECK(result.pages_are_equal);
     first = run == 0 ? result.output : first;
@@ -87,18 +94,23 @@ std::vector<int> numbers(int first, int count) {
 
 }  // namespace
 
-TEST_CASE("Shared reading: every head_dim, group and block size", "[gpu]") {
+TEST_CASE("Shared reading: every type, head_dim, group and block size", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
+  const ScalarType type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(from_range(tests::some_of({64}, {32, 64, 96, 128})));
   const int block_size = GENERATE(from_range(tests::some_of({16}, {8, 16, 32, 64})));
   const int group = GENERATE(from_range(tests::some_of({4}, {1, 3, 4, 7, 8, 16})));
-  CAPTURE(head_dim, block_size, group);
+  CAPTURE(static_cast<int>(type), head_dim, block_size, group);
+  if (type == ScalarType::kFloat8 && block_size < 16) {
+    return;
+  }
   // Two prefixes whose sequences stand among each other, one of them no multiple of a kernel's tile; a sequence that
   // shares nothing, and one that is inactive. Own tokens: from one on.
   const int blocks = 192 / block_size;
-  const int count = check_shared({.num_kv_heads = 2,
+  const int count = check_shared({.type = type,
+                                  .num_kv_heads = 2,
                                   .group = group,
                                   .head_dim = head_dim,
                                   .block_size = block_size,
@@ -123,15 +135,17 @@ TEST_CASE("Shared reading: a prefix in many parts, and more rows than a task has
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
+  const ScalarType type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(from_range(tests::some_of({128}, {64, 128})));
   const int count = GENERATE(from_range(tests::some_of({18}, {2, 40})));
   const int num_blocks = GENERATE(from_range(tests::some_of({34}, {2, 66})));
-  CAPTURE(head_dim, count, num_blocks);
+  CAPTURE(static_cast<int>(type), head_dim, count, num_blocks);
   std::vector<int> lengths;
   for (int i = 0; i < count; ++i) {
     lengths.push_back(num_blocks * 16 + 1 + i * 37 % 130);
   }
-  const int num_together = check_shared({.num_kv_heads = tests::kOnExecutor ? 1 : 2,
+  const int num_together = check_shared({.type = type,
+                                         .num_kv_heads = tests::kOnExecutor ? 1 : 2,
                                          .group = 4,
                                          .head_dim = head_dim,
                                          .context_lengths = lengths,
@@ -157,14 +171,78 @@ TEST_CASE("Shared reading: what is shared has the far larger scores, or the far 
   CHECK(count == 3);
 }
 
+TEST_CASE("Shared reading: float8's scales differ from row to row, and where the prefix ends", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // The largest score with the exponent of V's scale is the prefix's, or the own tokens'. Or V is so small that float16
+  // has no weights between this sum and the prefix's largest score.
+  const float of_prefix = GENERATE(1.0F, 1000.0F, 1e-6F);
+  const float of_own = of_prefix == 1.0F ? 1000.0F : of_prefix == 1000.0F ? 1.0F : of_prefix;
+  CAPTURE(of_prefix, of_own);
+  std::vector<float> sizes;
+  for (int token = 0; token < 360; ++token) {
+    sizes.push_back((token < 160 ? of_prefix : of_own) * (token % 3 == 0 ? 0.125F : 1.0F));
+  }
+  const int count = check_shared({.type = ScalarType::kFloat8,
+                                  .num_kv_heads = 1,
+                                  .context_lengths = {161, 200, 360},
+                                  .query_lengths = {},
+                                  .value_sizes = sizes,
+                                  .shared = {{{0, 1, 2}, 10}}});
+  CHECK(count == 3);
+}
+
+TEST_CASE("Shared reading: beside chunks and drafts, the decodes of a step read together", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // A chunk and a sequence with drafts begin with the same blocks. They read these by themselves.
+  const ScalarType type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {32, 64, 96, 128})));
+  const int num_new = GENERATE(from_range(tests::some_of({40}, {2, 40, 300})));
+  CAPTURE(static_cast<int>(type), head_dim, num_new);
+  const int count = check_shared({.type = type,
+                                  .head_dim = head_dim,
+                                  .context_lengths = {193, 100, 209, 193, 192 + num_new, 200, num_new},
+                                  .query_lengths = {1, 1, 1, 1, num_new, 3, num_new},
+                                  .shared = {{{0, 2, 3, 4, 5}, 12}}},
+                                 tests::repeats(3));
+  CHECK(count == 3);
+}
+
+TEST_CASE("Shared reading: beside a chunk so long that decodes have a part of the chip", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr int kHeads = 16;
+  constexpr int kDecodes = tests::kOnExecutor ? 3 : 40;
+  const int chunk = tests::kOnExecutor ? 20 : 2 * common::device_limits().num_multiprocessors * 128 / kHeads + 9;
+  std::vector<int> lengths;
+  for (int i = 0; i < kDecodes; ++i) {
+    lengths.push_back(513 + i * 37 % 130);
+  }
+  std::vector<int> num_queries(lengths.size(), 1);
+  lengths.push_back(chunk);
+  num_queries.push_back(chunk);
+  const int count = check_shared({.num_kv_heads = 1,
+                                  .group = kHeads,
+                                  .head_dim = 64,
+                                  .context_lengths = lengths,
+                                  .query_lengths = num_queries,
+                                  .shared = {{numbers(0, kDecodes), 32}}},
+                                 tests::repeats(3));
+  CHECK(count == kDecodes);
+}
+
 TEST_CASE("Shared reading: a captured graph follows the plan (stage 7, invariant 6)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   const BatchSpec spec{.context_lengths = {97, 40, 130, 100}, .query_lengths = {}, .shared = {{{0, 2, 3}, 6}}};
   GpuBatch batch(spec);
-  PlanOnDevice plan(batch, spec, {.block = 1});
-  const PlanOnDevice apart(batch, spec, {.block = 1, .group = 1000});
+  PlanOnDevice plan(batch, spec, {.block = 1}, 4);
+  const PlanOnDevice apart(batch, spec, {.block = 1, .group = 1000}, 4);
   CHECK(plan.plan.order.size() == 3);
   CHECK(apart.plan.order.empty());
   common::SharingKernels kernels;
@@ -196,17 +274,6 @@ TEST_CASE("Shared reading: a captured graph follows the plan (stage 7, invariant
   }
 }
 
-TEST_CASE("Shared reading: a step that has more than decodes reads apart", "[gpu]") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
-  const BatchSpec spec{.context_lengths = {97, 130, 100}, .query_lengths = {1, 1, 20}, .shared = {{{0, 1}, 6}}};
-  GpuBatch batch(spec);
-  common::SharingKernels kernels;
-  kernels.read_together(&kernels);  // nothing that a kernel could read
-  CHECK(batch.check(batch.attend(kernels, 2).output) == tests::kNoDifference);
-}
-
 TEST_CASE("Shared reading: random batches", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -217,10 +284,11 @@ TEST_CASE("Shared reading: random batches", "[gpu]") {
   const int num_rounds = tests::kOnExecutor ? 6 : 12;
   for (int round = 0; round < num_rounds; ++round) {
     const int num_sequences = 2 + below(tests::kOnExecutor ? 8 : 25);
-    BatchSpec spec{.num_kv_heads = 1 + below(3),
+    BatchSpec spec{.type = below(2) == 0 ? ScalarType::kBFloat16 : ScalarType::kFloat8,
+                   .num_kv_heads = 1 + below(3),
                    .group = 1 + below(8),
                    .head_dim = std::vector<int>{32, 64, 128}[static_cast<std::size_t>(below(3))],
-                   .block_size = 8 << below(4),
+                   .block_size = 16 << below(3),
                    .context_lengths = {},
                    .query_lengths = {},
                    .seed = static_cast<unsigned>(round)};
@@ -238,6 +306,10 @@ TEST_CASE("Shared reading: random batches", "[gpu]") {
       spec.context_lengths.push_back(shared + below(200));
     }
     std::erase_if(spec.shared, [](const SharedPrefix& prefix) { return prefix.sequences.empty(); });
+    if (below(2) == 0) {  // the last sequence has a chunk
+      spec.query_lengths.assign(spec.context_lengths.size(), 1);
+      spec.query_lengths.back() = std::min(2 + below(100), spec.context_lengths.back());
+    }
     CAPTURE(round, num_sequences, spec.num_kv_heads, spec.group, spec.head_dim, spec.block_size);
     num_together += check_shared(spec);
   }
@@ -257,25 +329,29 @@ TEST_CASE("Shared reading: a plan has every row of every prefix once, and every 
                       .num_kv_heads = 1 + below(8),
                       .num_workers = 1 + below(140),
                       .max_tasks = 1 + below(80)};
-    const int num_sequences = 1 + below(100);
+    const int num_decodes = 1 + below(100);
+    const int num_sequences = num_decodes + below(3);
     std::vector<SharedPrefix> prefixes(static_cast<std::size_t>(1 + below(5)));
     std::vector<int> lengths;
     std::vector<int> starts;
+    std::vector<int> query_starts = {0};
     for (SharedPrefix& prefix : prefixes) {
       prefix.num_blocks = 1 + below(300);
     }
     for (int s = 0; s < num_sequences; ++s) {
       const auto which = static_cast<std::size_t>(below(static_cast<int>(prefixes.size()) + 1));
-      const bool is_alone = which == prefixes.size();
+      const bool is_chunk = s >= num_decodes;
+      const bool is_alone = is_chunk || which == prefixes.size();
       if (!is_alone) {
         prefixes[which].sequences.push_back(s);
       }
       lengths.push_back((is_alone ? 0 : prefixes[which].num_blocks * block_size + 1) + below(500));
       starts.push_back(s * 1000);
+      query_starts.push_back(query_starts.back() + (is_chunk ? 2 + below(100) : 1));
     }
     std::erase_if(prefixes, [](const SharedPrefix& prefix) { return prefix.sequences.size() < 2; });
     const SharedPlan plan = common::plan_shared_reading({.context_lengths = lengths,
-                                                         .query_starts = {},
+                                                         .query_starts = query_starts,
                                                          .block_tables = {},
                                                          .table_starts = starts,
                                                          .block_size = block_size},
@@ -343,4 +419,42 @@ TEST_CASE("Shared reading: a plan has every row of every prefix once, and every 
       return left.end_token - left.first_token > right.end_token - right.first_token;
     }));
   }
+}
+
+// Nor do these.
+TEST_CASE("Shared reading: a chunk has no prefix", "[gpu]") {
+  const std::vector<int> lengths = {40, 40, 60};
+  const std::vector<int> starts = {0, 3, 6};
+  const SharedShape shape{.kernel = common::RaggedKernel::kShort,
+                          .task_rows = 64,
+                          .group = 4,
+                          .num_kv_heads = 1,
+                          .num_workers = 1,
+                          .max_tasks = 8};
+  const auto plan_of = [&](const std::vector<int>& query_starts, const std::vector<int>& sequences) {
+    const std::vector<SharedPrefix> prefixes = {{sequences, 2}};
+    return common::plan_shared_reading({.context_lengths = lengths,
+                                        .query_starts = query_starts,
+                                        .block_tables = {},
+                                        .table_starts = starts,
+                                        .block_size = 16},
+                                       prefixes, shape);
+  };
+  CHECK(plan_of({0, 1, 2, 22}, {0, 1}).own_lengths == std::vector<int>{8, 8, 60});
+  CHECK_THROWS_AS(plan_of({0, 1, 2, 22}, {0, 1, 2}), common::CheckError);
+  CHECK_THROWS_AS(plan_of({0, 20, 21, 22}, {1, 2}), common::CheckError);
+}
+
+TEST_CASE("Shared reading: a block costs its bytes, and a group as much as in bfloat16", "[gpu]") {
+  const auto costs_of = [](ScalarType type) {
+    return common::shared_reading_costs({.num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = type}, 32);
+  };
+  const common::ReadingCosts wide = costs_of(ScalarType::kBFloat16);
+  const common::ReadingCosts narrow = costs_of(ScalarType::kFloat8);
+  CHECK(wide.block == 8 * 16 * 2 * 256);
+  CHECK(narrow.block == 8 * 16 * (2 * 128 + 8));  // of a row: K and V, two scales, and padding
+  CHECK(wide.group_block == wide.block);
+  CHECK(narrow.group_block == wide.group_block);
+  CHECK(narrow.group == wide.group);
+  CHECK(narrow.query == wide.query);
 }

@@ -1,5 +1,5 @@
-// Layers that see the last tokens only, on a GPU (WINDOWS.md). Kernels with windows compute in 16 bits: a text is not
-// the CPU's, but each of its tokens must be as likely to the CPU. What no query may read is NaN.
+// Layers that see the last tokens only, on a GPU (WINDOWS.md). In 16 bits a text is not the CPU's, but each of its
+// tokens must be as likely to the CPU; in float32 the texts are equal. What no query may read is NaN.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/app/gpu_types.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/several/nccl_group.h"
 #include "common/math/sampling.h"
@@ -75,13 +76,17 @@ Llama model_with_windows(int window, const Kind& kind) {
 
 const std::vector<common::GpuTypes> kTypes = {
     {.precision = common::Precision::kBFloat16},
-    {.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8}};
+    {.precision = common::Precision::kBFloat16, .kv_cache = common::KvCacheType::kFloat8},
+    {}};  // float32, by the plain kernels
 
 // How far a logit or a log-probability may be from the CPU's. Logits have a standard deviation of 1.0, and a window
 // moves them by 1.2 and more. On the CPU, with queries, K, V and what attention returns rounded to 16 bits, 12,000 of
 // them move by up to 0.036, and with K and V rounded to float8, by up to 0.34. (On an H200, where all else is rounded
-// too, log-probabilities were off by up to 0.06 and 0.28.)
+// too, log-probabilities were off by up to 0.06 and 0.28.) In float32, only sums are in another order.
 double tolerance_of(const common::GpuTypes& types) {
+  if (types.is_exact()) {
+    return 2e-3;
+  }
   return types.kv_cache == common::KvCacheType::kFloat8 ? 0.7 : 0.25;
 }
 
@@ -91,18 +96,16 @@ stage::EngineOptions cpu_options() {
   return options;
 }
 
-// Before each step, fills with NaN what no sequence owns and no prompt may find, and the blocks that stand in the
-// places of freed ones. For that, a block of the pool is never written to.
-// In a pool of parts, too.
-class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
+// NaN is copied from a block of the pool that is never written to, and from such a part.
+class PoisoningGpuRunner : public tests::RunnerAround {
  public:
   // num_parts: of the layers with a window, if others see all.
   PoisoningGpuRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
-      : inner_(std::move(inner)), gpu_(dynamic_cast<stage::RecordingRunner&>(*inner_)), num_parts_(num_parts) {}
+      : RunnerAround(std::move(inner)), gpu_(dynamic_cast<stage::RecordingRunner&>(*inner_)), num_parts_(num_parts) {}
 
   std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/) override {
-    pool_ = gpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
-    return pool_;
+    local_pool_ = gpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
+    return local_pool_;
   }
 
   // After the engine was made, and before its first step.
@@ -111,32 +114,12 @@ class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
     nan_block_ = manager.block_table(kHolder).front();
     manager_ = &manager;
   }
-  const stage::LocalPool* pool() const { return pool_.get(); }  // null if all layers are in one pool
-  int num_stand_ins() const { return num_stand_ins_; }          // seen so far, once for each step
 
-  const stage::CacheSize& cache() const override { return inner_->cache(); }
-  bool is_asynchronous() const override { return inner_->is_asynchronous(); }
-  void copy_blocks(std::span<const stage::BlockCopy> copies) override { inner_->copy_blocks(copies); }
-  stage::StepResult wait(stage::StepId step) override { return inner_->wait(step); }
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     std::vector<stage::BlockCopy> poison;
-    for (int block = 0; block < cache().num_blocks; ++block) {
-      if (manager_->reference_count(block) == 0 && !manager_->prefix_cache().contains(block)) {
-        poison.push_back({nan_block_, block});
-      }
+    for (const int block : unreadable_blocks(*manager_)) {
+      poison.push_back({nan_block_, block});
     }
-    for (const int sequence : manager_->sequences()) {
-      const std::vector<int>& table = manager_->block_table(sequence);
-      if (table.size() > 1 && table[0] == table[1]) {
-        poison.push_back({nan_block_, table[0]});
-        ++num_stand_ins_;
-      }
-    }
-    // Two sequences may have the same block that stands in.
-    std::sort(poison.begin(), poison.end(), [](const auto& a, const auto& b) { return a.destination < b.destination; });
-    poison.erase(std::unique(poison.begin(), poison.end(),
-                             [](const auto& a, const auto& b) { return a.destination == b.destination; }),
-                 poison.end());
     if (has_computed_) {  // before that, all is NaN
       inner_->copy_blocks(poison);
       poison_parts();
@@ -151,12 +134,11 @@ class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
   // The smallest parts are taken first. There is one more for each sequence than the books allow for, so that the last
   // one is never written to.
   void poison_parts() {
-    const int last = pool_ == nullptr ? 0 : pool_->size().max_parts - 1;
-    REQUIRE((pool_ == nullptr || pool_->is_free(last)));
+    const int last = local_pool_ == nullptr ? 0 : local_pool_->size().max_parts - 1;
+    REQUIRE((local_pool_ == nullptr || local_pool_->is_free(last)));
     std::vector<stage::BlockCopy> poison;
-    // A part that is free may still be copied.
-    for (int part = 0; part < last && pool_->pending_copies().empty(); ++part) {
-      if (pool_->is_free(part)) {
+    for (const int part : free_parts()) {
+      if (part != last) {
         poison.push_back({last, part});
       }
     }
@@ -165,13 +147,10 @@ class PoisoningGpuRunner : public stage::Runner, public stage::SeparateWindows {
     }
   }
 
-  std::unique_ptr<stage::Runner> inner_;
   stage::RecordingRunner& gpu_;
   int num_parts_;
-  std::shared_ptr<stage::LocalPool> pool_;
   stage::KvCacheManager* manager_ = nullptr;
   int nan_block_ = -1;
-  int num_stand_ins_ = 0;
   bool has_computed_ = false;
 };
 
@@ -237,13 +216,6 @@ struct Totals {
   int pools = 0;             // of parts
   std::int64_t evicted = 0;  // parts
 };
-
-// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
-bool is_too_wide(const stage::LocalPool* pool, const GenerationRequest& task, int block_size) {
-  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
-                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
-                                pool->size().num_parts;
-}
 
 struct Errors {
   double difference = 0.0;  // of log-probabilities
@@ -346,12 +318,12 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const stage::RequestOutput& output = engine->output(static_cast<int>(i));
     CAPTURE(i, output.error);
-    if (output.finish_reason == common::FinishReason::kRejected) {
-      continue;  // a group that is larger than the pool or the limit
+    const bool is_rejected = output.finish_reason == common::FinishReason::kRejected;
+    if (tests::is_too_wide(pool, tasks[i], options.block_size)) {
+      CHECK(is_rejected);
     }
-    if (is_too_wide(pool, tasks[i], options.block_size)) {
-      CHECK(output.finish_reason == common::FinishReason::kFailed);
-      continue;
+    if (is_rejected) {
+      continue;  // a group that is larger than the pool or the limit
     }
     CHECK(output.error == kNoProblem);
     totals.requests += 1;
@@ -387,13 +359,13 @@ std::vector<int> numbers_from(int first, int count) {
   return result;
 }
 
-// make_runner: of these steps, with the production kernels.
+// make_runner: of these steps.
 template <typename MakeRunner>
-void check_logits(const MakeRunner& make_runner) {
+void check_logits(const MakeRunner& make_runner, const std::vector<common::GpuTypes>& all_types = kTypes) {
   // Two sequences, in blocks of 16: their prompts in chunks, then steps that are recorded. In the GPU's tables, the
   // blocks in front of the first query's window are one that is never written to.
   constexpr int kNumBlocks = 40;
-  for (const common::GpuTypes& types : kTypes) {
+  for (const common::GpuTypes& types : all_types) {
     for (const Kind& kind : kKinds) {
       for (const int window : {1, 16, 23, 64, 100}) {
         const Llama model = model_with_windows(window, kind);
@@ -467,7 +439,7 @@ void check_logits(const MakeRunner& make_runner) {
                 std::max<double>(effect, (unlimited_result.logits[row] - expected.logits[row]).cwiseAbs().maxCoeff());
           }
         }
-        CAPTURE(static_cast<int>(types.kv_cache), kind.name, window, error, effect);
+        CAPTURE(common::to_string(types), kind.name, window, error, effect);
         CHECK(error <= tolerance_of(types));
         CHECK(effect > 1.5 * tolerance_of(types));
         CHECK(gpu->num_recorded_steps() > 0);
@@ -487,13 +459,62 @@ TEST_CASE("GPU: in layers with windows, logits are the CPU's, and no block in fr
   });
 }
 
+TEST_CASE("GPU: in 16 bits, the plain kernels compute layers with windows where production kernels can't") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  check_logits(
+      [](const Llama& model, const stage::KvCacheShape& shape, const common::GpuTypes& types) {
+        return std::make_unique<stage::RecordingRunner>(model, shape, stage::GpuOptions{.types = types}, 128, 8,
+                                                        stage::kPlainKernels);
+      },
+      {kTypes.front()});
+}
+
+TEST_CASE("GPU: in float32, greedy texts of models with windows are the CPU's") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const Kind& kind : kKinds) {
+    for (const int window : {1, 10, 33, 64}) {
+      const Llama model = model_with_windows(window, kind);
+      std::vector<GenerationRequest> tasks;
+      for (int i = 0; i < 6; ++i) {
+        tasks.push_back({tests::make_request(20 + 30 * i, 60, i)});
+      }
+      std::vector<std::vector<std::vector<common::Token>>> texts;
+      for (const stage::Device device : {stage::Device::kCpu, stage::Device::kGpu}) {
+        stage::EngineOptions options;
+        options.gpu.device = device;
+        options.num_slots = 50 * 16;  // not enough for six wholes
+        options.scheduler.token_budget = 48;
+        stage::VirtualClock clock;
+        const std::unique_ptr<stage::SpeculatingEngine> engine =
+            stage::make_speculating_engine(model, options, stage::make_runner(model, options), 0, clock);
+        for (const GenerationRequest& task : tasks) {
+          engine->submit(task);
+        }
+        while (engine->step()) {
+        }
+        texts.emplace_back();
+        for (std::size_t i = 0; i < tasks.size(); ++i) {
+          texts.back().push_back(engine->output(static_cast<int>(i)).completions.front().tokens);
+          CHECK(texts.back().back().size() == 60);
+        }
+      }
+      CAPTURE(kind.name, window);
+      CHECK(texts[0] == texts[1]);
+    }
+  }
+}
+
 TEST_CASE("GPU: two GPUs compute layers with windows as one does") {
   if (const std::string reason = common::NcclGroup::unsupported(2); !reason.empty()) {
     SKIP_TEST(reason);
   }
   check_logits([](const Llama& model, const stage::KvCacheShape& shape, const common::GpuTypes& types) {
-    return std::make_unique<stage::TensorParallelRunner>(
-        model, shape, stage::GpuOptions{.types = types, .tensor_parallel = 2}, 128, 8, common::kProductionKernels);
+    const stage::GpuOptions options{.types = types, .tensor_parallel = 2};
+    return std::make_unique<stage::TensorParallelRunner>(model, shape, options, 128, 8, tests::built_kernels(options));
   });
 }
 
@@ -555,7 +576,7 @@ TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in s
       for (std::uint64_t seed = 1; seed <= 24; ++seed) {
         serve_at_random(seed, types, kind, totals, errors);
       }
-      CAPTURE(static_cast<int>(types.kv_cache), kind.name, errors.difference, errors.deficit);
+      CAPTURE(common::to_string(types), kind.name, errors.difference, errors.deficit);
       CAPTURE(totals.requests, totals.swapped_out, totals.recomputed, totals.stand_ins, totals.accepted,
               totals.cancelled, totals.hits, totals.copies, totals.pools, totals.evicted);
       CHECK(totals.requests > 100);
@@ -615,11 +636,11 @@ TEST_CASE("GPU: without --slots, layers that see all have the memory that layers
     options.num_slots.reset();
     options.scheduler.max_sequences = 120;
     options.scheduler.token_budget = 128;
-    // So that there are some hundred blocks, of 16 KiB in 16 bits.
+    // So that there are some hundred blocks, of 16 KiB in 16 bits, and about as many in float32.
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    options.memory_fraction = 6e6 / static_cast<double>(free_bytes);
+    options.memory_fraction = (types.is_exact() ? 12e6 : 6e6) / static_cast<double>(free_bytes);
     std::unique_ptr<stage::Runner> runner = stage::make_runner(model, options);
     const int before = runner->cache().num_blocks;
     stage::VirtualClock clock;
@@ -627,7 +648,7 @@ TEST_CASE("GPU: without --slots, layers that see all have the memory that layers
         stage::make_speculating_engine(model, options, std::move(runner), 0, clock);
     const auto& scheduler = dynamic_cast<const stage::LocalPoolScheduler&>(engine->scheduler());
     const stage::LocalPoolSize& size = scheduler.local_pool().size();
-    CAPTURE(static_cast<int>(types.kv_cache), before, size.num_blocks, size.num_parts, size.max_parts);
+    CAPTURE(common::to_string(types), before, size.num_blocks, size.num_parts, size.max_parts);
     CHECK(engine->cache().num_blocks == size.num_blocks);
     CHECK(size.num_blocks > before * 3 / 2);
     CHECK(size.num_blocks + 3 * size.max_parts <= 4 * before);           // one layer of four sees all

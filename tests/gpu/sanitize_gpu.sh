@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 programs=(
   gpu_decode_attention_stage7 '[sanitize],*by hand*,*captured graph*'
   gpu_ragged_attention_stage7 '[sanitize],*by hand*'
-  gpu_shared_attention_stage7 '*captured graph*,*far larger scores*'
+  gpu_shared_attention_stage7 '*captured graph*,*far larger scores*,*beside chunks and drafts*'
   gpu_cache_kernels_stage7 'Rows land in*,Float8 rows are*,Many rows take*,Blocks are copied in every layer*'
   gpu_paged_attention_stage7 '*by hand*,*captured graph*'
   gpu_ladder_stage7 '[sanitize]'

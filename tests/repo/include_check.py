@@ -33,7 +33,8 @@ LAYERS = ["common/base", "common/math", "common/model", "common/cuda", "common/c
           "common/cuda/model", "common/paged", "common/app", "common/serving"]
 INTERFACE = ("common/paged/page_shape", "common/paged/paged_kernels", "common/paged/checks",
              "common/paged/shared_reading",  # for production/ on a CPU too
-             "common/paged/shared_plan", "common/paged/shared_attention")  # for production/ on a GPU
+             "common/paged/shared_plan", "common/paged/shared_attention",  # for production/ on a GPU
+             "common/paged/windowed_kernels")  # there too
 LAST_ROWS = ("ladder/production", "ladder/prompt_production")
 
 

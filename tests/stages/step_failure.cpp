@@ -71,6 +71,7 @@ const std::vector<Setup> kSetups = {
 #ifdef COURSE_PRODUCTION
     {false, Preemption::kSwap, 6},          {true, Preemption::kRecompute, 6},
     {false, Preemption::kSwap, 0, 6},       {false, Preemption::kRecompute, 0, 6},
+    {false, Preemption::kSwap, 9, 8},       {true, Preemption::kRecompute, 9, 8},
     {false, Preemption::kSwap, 0, 0, true}, {true, Preemption::kRecompute, 0, 0, true},
 #endif
 };
@@ -291,7 +292,8 @@ Outcome serve(const Setup& setup, const Prepare& prepare, const HasFaulted& has_
   }
   outcome.hits = common::counter(run.engine->counters(), "prefix_hits");
 #ifdef COURSE_PRODUCTION
-  if (const auto* scheduler = dynamic_cast<const stage::HostCacheScheduler*>(&run.engine->scheduler())) {
+  if (const auto* scheduler = dynamic_cast<const stage::HostCacheScheduler*>(&run.engine->scheduler());
+      scheduler != nullptr && scheduler->has_host_cache()) {
     outcome.restored = scheduler->host_cache().statistics().restored;
   }
 #endif

@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/base/parallel.h"
 #include "common/model/llama.h"
+#include "tests/stages/fake_runner.h"
 #include "tests/stages/serving_fixtures.h"
 
 // Not formatted: spaces around the slash would become part of the path.
@@ -23,8 +26,10 @@ namespace tests {
 
 inline constexpr int kWindowedContext = 160;
 
-// global_period: as in LlamaConfig.
+// global_period: as in LlamaConfig. From now on, passes compute on one thread: several would wait for each other longer
+// than they compute.
 inline common::Llama windowed_model(int window, int global_period = 0) {
+  common::set_num_threads(1);
   common::LlamaConfig config = small_model().config();
   config.context_length = kWindowedContext;
   config.window = window;
@@ -81,13 +86,71 @@ inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCach
   return "";
 }
 
-// Before each step, fills with NaN what no sequence owns and no prompt may find, the blocks that stand in the places of
-// freed ones, and free parts.
-class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
+// Whether the windows of all its sequences may not fit into the pool that layers with a window have.
+inline bool is_too_wide(const stage::LocalPool* pool, const stage::GenerationRequest& task, int block_size) {
+  return pool != nullptr && std::min(task.num_samples * stage::max_blocks_of_window(pool->size().window, block_size),
+                                     stage::max_slots_of(task.request, task.num_samples, block_size) / block_size) >
+                                pool->size().num_parts;
+}
+
+// A runner around another one. Before each step, those derived from it fill with NaN what no query may read.
+class RunnerAround : public stage::Runner, public stage::SeparateWindows {
+ public:
+  const stage::CacheSize& cache() const override { return inner_->cache(); }
+  bool is_asynchronous() const override { return inner_->is_asynchronous(); }
+  void copy_blocks(std::span<const stage::BlockCopy> copies) override { inner_->copy_blocks(copies); }
+  stage::StepResult wait(stage::StepId step) override { return inner_->wait(step); }
+
+  // Null if all layers are in one pool.
+  const stage::LocalPool* local_pool() const { return local_pool_.get(); }
+  int num_stand_ins() const { return num_stand_ins_; }  // seen so far, once for each sequence and step
+
+ protected:
+  explicit RunnerAround(std::unique_ptr<stage::Runner> inner) : inner_(std::move(inner)) {}
+
+  // What no sequence owns and no prompt may find, and the blocks that stand in the places of freed ones.
+  std::set<int> unreadable_blocks(const stage::KvCacheManager& manager) {
+    std::set<int> blocks;
+    for (int block = 0; block < cache().num_blocks; ++block) {
+      if (manager.reference_count(block) == 0 && !manager.prefix_cache().contains(block)) {
+        blocks.insert(block);
+      }
+    }
+    for (const int sequence : manager.sequences()) {
+      const std::vector<int>& table = manager.block_table(sequence);
+      if (table.size() > 1 && table[0] == table[1]) {
+        blocks.insert(table[0]);
+        ++num_stand_ins_;
+      }
+    }
+    return blocks;
+  }
+  // None while one that is free may still be copied.
+  std::vector<int> free_parts() const {
+    std::vector<int> parts;
+    for (int part = 0;
+         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
+         ++part) {
+      if (local_pool_->is_free(part)) {
+        parts.push_back(part);
+      }
+    }
+    return parts;
+  }
+
+  std::unique_ptr<stage::Runner> inner_;
+  std::shared_ptr<stage::LocalPool> local_pool_;
+
+ private:
+  int num_stand_ins_ = 0;
+};
+
+// Also fills with NaN the parts that host blocks do not have.
+class PoisoningRunner : public RunnerAround {
  public:
   // num_parts: of the layers with a window, if others see all; 0: as many as the engine says.
   PoisoningRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
-      : inner_(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
+      : RunnerAround(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
 
   std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& num_parts) override {
     local_pool_ =
@@ -98,43 +161,50 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
     }
     return local_pool_;
   }
-  // Null if all layers are in one pool.
-  const stage::LocalPool* local_pool() const { return local_pool_.get(); }
+  stage::ScoringCpuRunner& cpu() { return cpu_; }
+  // The next `count` calls that copy something throw, before they do anything or after they have done everything.
+  void fail_copies(int count, bool is_done) { faults_ = {count, is_done}; }
   int max_held() const { return max_held_; }  // parts, in all steps so far
 
   void watch(const stage::KvCacheManager& manager) { manager_ = &manager; }
-  int num_stand_ins() const { return num_stand_ins_; }  // seen so far, once for each step
 
-  const stage::CacheSize& cache() const override { return inner_->cache(); }
-  bool is_asynchronous() const override { return inner_->is_asynchronous(); }
-  void copy_blocks(std::span<const stage::BlockCopy> copies) override { inner_->copy_blocks(copies); }
-  stage::StepResult wait(stage::StepId step) override { return inner_->wait(step); }
+  void copy_blocks(std::span<const stage::BlockCopy> copies) override {
+    const bool fails = !copies.empty() && faults_.first > 0;
+    faults_.first -= fails ? 1 : 0;
+    if (!fails || faults_.second) {
+      inner_->copy_blocks(copies);
+    }
+    if (fails) {
+      throw RunnerFault();
+    }
+  }
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
-    for (int block = 0; block < cache().num_blocks; ++block) {
-      if (manager_->reference_count(block) == 0 && !manager_->prefix_cache().contains(block)) {
-        poison(cpu_.kv_cache(), block);
-      }
-    }
     max_held_ = std::max(max_held_, local_pool_ != nullptr ? local_pool_->num_held() : 0);
-    // A part that is free may still be copied.
-    for (int part = 0;
-         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
-         ++part) {
-      if (local_pool_->is_free(part)) {
-        poison(cpu_.local_cache(), part);
-      }
+    for (const int block : unreadable_blocks(*manager_)) {
+      poison(cpu_.kv_cache(), block);
     }
-    for (const int sequence : manager_->sequences()) {
-      const std::vector<int>& table = manager_->block_table(sequence);
-      if (table.size() > 1 && table[0] == table[1]) {
-        poison(cpu_.kv_cache(), table[0]);
-        ++num_stand_ins_;
-      }
-    }
+    poison_parts();
     return inner_->enqueue(batch);
   }
 
  private:
+  void poison_parts() {
+    const std::vector<int> parts = free_parts();
+    for (const int part : parts) {
+      poison(cpu_.local_cache(), part);
+    }
+    if (parts.empty()) {
+      return;
+    }
+    const stage::LocalPoolSize& size = local_pool_->size();
+    for (int block = size.num_blocks; block < size.num_blocks + size.num_host_blocks; ++block) {
+      if (local_pool_->part_of(block) < 0) {
+        const stage::BlockCopy copy = {parts.front(), block};
+        cpu_.local_cache().copy_blocks({&copy, 1});
+      }
+    }
+  }
+
   static void poison(stage::KvCache& cache, int block) {
     const stage::KvCacheShape& shape = cache.shape();
     std::vector<int> slots;
@@ -148,13 +218,11 @@ class PoisoningRunner : public stage::Runner, public stage::SeparateWindows {
     }
   }
 
-  std::unique_ptr<stage::Runner> inner_;
   stage::ScoringCpuRunner& cpu_;
   int num_parts_;
-  std::shared_ptr<stage::LocalPool> local_pool_;
   const stage::KvCacheManager* manager_ = nullptr;
-  int num_stand_ins_ = 0;
   int max_held_ = 0;
+  std::pair<int, bool> faults_;  // how many, and whether they come when everything is done
 };
 
 // An engine that frees what is behind the windows, around such a runner. num_parts: the runner's.
@@ -163,9 +231,6 @@ struct WindowedServing {
       : serving(wrapped(std::move(options), num_parts), model) {
     runner->watch(serving.engine_manager());
   }
-
-  // As Serving's, also of requests that are longer than the pool.
-  int submit(const stage::GenerationRequest& request) { return stage::submit_beyond(serving.engine, request); }
 
   // As Serving's, of both pools.
   std::string problem() const {

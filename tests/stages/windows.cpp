@@ -27,7 +27,9 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/scoring/prompt_scores.h)
+#include STAGE_HEADER(production/windows/block_ownership.h)
 #include STAGE_HEADER(production/windows/evicted_texts.h)
+#include STAGE_HEADER(production/windows/finding_room.h)
 #include STAGE_HEADER(production/windows/hidden_blocks.h)
 #include STAGE_HEADER(production/windows/local_pool.h)
 #include STAGE_HEADER(production/windows/local_pool_scheduler.h)
@@ -175,6 +177,60 @@ struct NumbersAndParts {
   stage::LocalPool parts;
 };
 
+// The same with a second tier of the prefix cache, whose blocks come behind the pool's.
+struct TwoTiers : NumbersAndParts {
+  TwoTiers(int num_parts, int window, int num_blocks)
+      : NumbersAndParts(num_parts, window, num_blocks, 8),
+        host(std::make_shared<stage::HostCache>(num_blocks, 8, kBlockSize)) {
+    parts.attach(host);
+    stage::KvCacheManager& manager = numbers.manager();
+    manager.on_evict([this, &manager](int block) {
+      host->store(manager.prefix_cache(), block, [&](int host_block) {
+        return parts.will_have_part(manager, block) && !parts.will_have_part(manager, host_block);
+      });
+    });
+  }
+
+  // Of the host blocks with the tokens 1 … num_tokens: with how many of them a sequence can begin.
+  std::size_t num_found(int num_tokens) {
+    return parts.share_parts(numbers.manager(), host->find(0, text(1, num_tokens), 0));
+  }
+  // A sequence with this text, whose beginning is brought back.
+  void begin(int sequence, const std::vector<common::Token>& tokens) {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().allocate(sequence, tokens));
+    host->restore(numbers.manager(), sequence, tokens, 0, {});
+  }
+  void start(int sequence, const std::vector<common::Token>& tokens, bool use_prefix_cache = true) {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().allocate(sequence, tokens, 0, {.use_prefix_cache = use_prefix_cache}));
+    compute(sequence, tokens);
+  }
+  void append(int sequence, const std::vector<common::Token>& tokens) {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().reserve(sequence, static_cast<int>(tokens.size())));
+    compute(sequence, tokens);
+  }
+  void compute(int sequence, std::span<const common::Token> tokens) {
+    NumbersAndParts::compute(sequence, tokens);
+    const auto take = [](std::span<const stage::BlockCopy> pending) {
+      std::vector<std::pair<int, int>> result;
+      for (const auto& [source, destination] : pending) {
+        result.emplace_back(source, destination);
+      }
+      return result;
+    };
+    copies = take(host->pending_copies());
+    part_copies = take(parts.pending_copies());
+    host->clear_pending_copies(copies.size());
+    parts.clear_pending_copies();
+  }
+
+  std::shared_ptr<stage::HostCache> host;
+  std::vector<std::pair<int, int>> copies;  // of the last step
+  std::vector<std::pair<int, int>> part_copies;
+};
+
 // Numbers in blocks of 4, of which queries see the last 6, and what is known of texts that were evicted.
 struct NumbersAndTexts {
   explicit NumbersAndTexts(int num_blocks) : numbers(num_blocks, kBlockSize), evicted(num_blocks) {
@@ -239,7 +295,7 @@ std::vector<int> serve_in_turn(tests::WindowedServing& windowed,
                                const std::vector<stage::GenerationRequest>& requests) {
   std::vector<int> found;
   for (const stage::GenerationRequest& request : requests) {
-    const int id = windowed.submit(request);
+    const int id = windowed.serving.submit(request);
     while (windowed.serving.engine.step()) {
       CHECK(windowed.problem() == kNoProblem);
     }
@@ -339,6 +395,18 @@ TEST_CASE("windows: without a block for the places, nothing changes", "[windows]
   const tests::Snapshot before = tests::take_snapshot(pool.manager());
   stage::free_hidden_blocks(pool.manager(), 0, 6);
   CHECK(tests::take_snapshot(pool.manager()) == before);
+}
+
+TEST_CASE("windows: blocks are held until the holder ends, also around one that holds none", "[windows]") {
+  stage::KvCacheManager manager(4, 4);
+  {
+    const stage::HeldBlocks held(manager, 3);
+    CHECK(stage::num_available(manager) == 1);
+    { const stage::HeldBlocks none(manager, 0); }
+    CHECK(stage::num_available(manager) == 1);
+  }
+  CHECK(stage::num_available(manager) == 4);
+  CHECK(tests::is_refused_as_a_bug([&] { const stage::HeldBlocks too_many(manager, 5); }));
 }
 
 TEST_CASE("windows: a block that is written to, or a stand-in without an owner, is refused", "[windows]") {
@@ -515,7 +583,8 @@ TEST_CASE("windows: a prompt that can't begin changes nothing", "[windows]") {
   CHECK(!stage::allocate_behind(manager, 1, found, 0, 13, 0));
   CHECK(!stage::allocate_behind(manager, 1, found, 0, 9, 1));
   CHECK(tests::take_snapshot(manager) == before);
-  CHECK(tests::is_refused_as_a_bug([&] { stage::allocate_behind(manager, 1, {}, 0, 1, 0); }));
+  CHECK(tests::is_refused_as_a_bug([&] { stage::allocate_behind(manager, 1, Blocks{found[2], -1}, 0, 1, 0); }));
+  CHECK(tests::take_snapshot(manager) == before);
   CHECK(stage::allocate_behind(manager, 1, found, 0, 9, 0));
   CHECK(pool.numbers.ledger(true) == kNoProblem);
 }
@@ -596,7 +665,7 @@ TEST_CASE("windows: a request is longer than the pool", "[windows]") {
         tests::WindowedServing windowed(options, model);
         CAPTURE(num_samples, token_budget);
         for (const stage::GenerationRequest& served : {other, request, other, request}) {
-          windowed.submit(served);
+          windowed.serving.submit(served);
         }
         CHECK(windowed.serving.run() == kNoProblem);
         for (const int id : {0, 1, 2, 3}) {
@@ -612,22 +681,29 @@ TEST_CASE("windows: a request is longer than the pool", "[windows]") {
 TEST_CASE("windows: a request whose windows are more than the pool is rejected", "[windows]") {
   const Llama model = tests::windowed_model(10);
   tests::WindowedServing windowed({.num_blocks = 5}, model);
-  const int id = windowed.submit({tests::make_request(100, 30)});
+  const int id = windowed.serving.submit({tests::make_request(100, 30)});
   CHECK(windowed.serving.engine.output(id).finish_reason == common::FinishReason::kRejected);
-  CHECK(stage::window_obstacle(windowed.serving.engine, {tests::make_request(100, 30)}) ==
+  CHECK(windowed.serving.engine.output(id).error ==
         "the request needs up to 6 blocks at once, and the whole cache has 5 (20 slots): --slots 24 would do, or fewer "
         "new tokens or sequences");
-  CHECK(stage::window_obstacle(windowed.serving.engine, {tests::make_request(10, 10)}) == kNoProblem);
+  const int short_id = windowed.serving.submit({tests::make_request(10, 10)});
+  CHECK_FALSE(windowed.serving.engine.output(short_id).finished());
   // What is wrong besides its length is still a reason.
   tests::WindowedServing roomy({.num_blocks = 20}, model);
   stage::GenerationRequest strange{tests::make_request(100, 30)};
   strange.request.prompt.back() = -1;
-  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "token -1 is not in the vocabulary");
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error == "token -1 is not in the vocabulary");
   strange = {tests::make_request(100, 0)};
-  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "no new tokens are requested");
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error == "no new tokens are requested");
   strange = {tests::make_request(100, 30)};
   strange.request.num_logprobs = -1;
-  CHECK(roomy.serving.engine.output(roomy.submit(strange)).error == "logprobs must be at least 0");
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error == "logprobs must be at least 0");
+  strange = {tests::make_request(100, 30), 65};
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error ==
+        "65 sequences at once, and a step has room for 1 to 64");
+  strange.num_samples = 0;
+  CHECK(roomy.serving.engine.output(roomy.serving.submit(strange)).error ==
+        "0 sequences at once, and a step has room for 1 to 64");
 }
 
 TEST_CASE("windows: a prompt's log-probabilities are those of a reply that is forced to be it", "[windows]") {
@@ -680,6 +756,24 @@ TEST_CASE("windows: two pools, by hand", "[windows]") {
   CHECK(pools.num_shared(12) == 0);  // 7 … 12, of which block 1 has lost its part
   CHECK(pools.parts.num_held() == 3);
   CHECK(pools.parts.num_evicted() == 2);
+}
+
+TEST_CASE("windows: the part goes that has not been in a window for the longest time, not the one given first",
+          "[windows]") {
+  NumbersAndParts pools(6, 6, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 5));
+  pools.start(1, text(101, 109));
+  manager.free(1);
+  pools.append(0, text(6, 9));  // and the first of them sees all
+  manager.free(0);
+  pools.start(2, text(201, 209));  // beside two published blocks of each text, there is room for two more
+  CHECK(pools.parts.num_evicted() == 1);
+  CHECK(pools.num_shared(8) == 2);
+  const Blocks others = manager.prefix_cache().find(text(101, 108), 0);
+  REQUIRE(others.size() == 2);
+  CHECK(pools.parts.part_of(others[0]) == -1);
+  CHECK(pools.parts.part_of(others[1]) >= 0);
 }
 
 TEST_CASE("windows: a text that was computed again lends its parts to the blocks that are found", "[windows]") {
@@ -789,7 +883,7 @@ TEST_CASE("windows: too few parts preempt a request, or let it wait, as too few 
     std::vector<stage::GenerationRequest> requests;
     for (int i = 0; i < 4; ++i) {
       requests.push_back({tests::make_request(5 + i, 30, i)});  // 9 blocks each, of which windows see 4
-      windowed.submit(requests.back());
+      windowed.serving.submit(requests.back());
     }
     std::size_t num_preempted = 0;
     while (windowed.serving.engine.step()) {
@@ -830,7 +924,7 @@ TEST_CASE("windows: a step that is scheduled again books the drafts of the one b
   CHECK(scheduler.drafts_of(0).size() == 3);
 }
 
-TEST_CASE("windows: a request whose windows can't be in the pool fails alone, with the reason", "[windows]") {
+TEST_CASE("windows: a request whose windows can't be in the pool is rejected with the reason", "[windows]") {
   const Llama model = tests::windowed_model(10, 2);
   tests::WindowedServing windowed({.num_blocks = 100}, model, 9);
   const std::vector<stage::GenerationRequest> requests = {{tests::make_request(9, 20)},
@@ -839,7 +933,7 @@ TEST_CASE("windows: a request whose windows can't be in the pool fails alone, wi
   CHECK(windowed.serving.run() == kNoProblem);
   check_texts(windowed, model, {requests.front()});
   const stage::RequestOutput& output = windowed.serving.engine.output(1);
-  CHECK(output.finish_reason == common::FinishReason::kFailed);
+  CHECK(output.finish_reason == common::FinishReason::kRejected);
   CHECK(
       output.error ==
       "3 sequences need up to 12 blocks in layers that see 10 tokens, which have 9: fewer sequences would do, or more "
@@ -861,12 +955,94 @@ TEST_CASE("windows: the pools of both kinds run out together", "[windows]") {
   CHECK(stage::num_local_parts(config, options, {.num_blocks = 2048, .block_size = 16}) == 2048);
 }
 
-TEST_CASE("windows: with a second tier of the prefix cache, all layers are in one pool", "[windows]") {
+// WINDOWS.md, two pools and a second tier by hand.
+TEST_CASE("windows: two pools and a second tier, by hand", "[windows]") {
+  TwoTiers pools(5, 6, 8);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  for (int block = 0; block < 8; ++block) {
+    REQUIRE(manager.allocate(-1 - block, 4));  // by no sequence of an engine
+  }
+  for (const int block : {4, 2, 5, 3, 1, 7}) {
+    manager.free(-1 - block);
+  }
+  pools.start(0, text(1, 10));
+  pools.append(0, text(11, 13));
+  pools.append(0, text(14, 17));
+  CHECK(manager.block_table(0) == Blocks{7, 1, 3, 5, 2});
+  CHECK(pools.parts_of(0) == Blocks{0, 1, 2, 3, 4});
+  manager.free(0);
+
+  pools.start(1, text(31, 38));
+  CHECK(manager.block_table(1) == Blocks{2, 4});
+  CHECK(pools.parts_of(1) == Blocks{4, 0});
+  CHECK(pools.parts.part_of(7) == -1);  // whose part was the oldest
+  pools.append(1, text(39, 46));
+  CHECK(pools.copies == std::vector<std::pair<int, int>>{{5, 8}, {3, 9}});
+  CHECK(pools.part_copies == std::vector<std::pair<int, int>>{{3, 8}, {2, 9}});
+  pools.append(1, text(47, 51));
+  CHECK(manager.block_table(1) == Blocks{2, 4, 5, 3, 1, 7});
+  CHECK(pools.copies == std::vector<std::pair<int, int>>{{1, 10}, {7, 11}});
+  CHECK(pools.part_copies == std::vector<std::pair<int, int>>{{1, 10}});
+  CHECK(pools.parts.part_of(11) == -1);
+  manager.free(1);
+
+  CHECK(pools.host->find(0, text(1, 17), 0) == Blocks{11, 10, 9, 8});
+  CHECK(pools.num_found(16) == 4);
+  CHECK(pools.num_found(12) == 3);  // 7 … 12, in blocks 10 and 9
+  CHECK(pools.num_found(8) == 0);   // 3 … 8, of which block 11 has no part
+
+  pools.begin(2, text(1, 18));
+  CHECK(manager.block_table(2) == Blocks{7, 1, 3, 5, 4});
+  CHECK(manager.length(2) == 16);
+  pools.compute(2, text(17, 18));
+  CHECK(pools.copies ==
+        std::vector<std::pair<int, int>>{{1, 12}, {3, 13}, {5, 14}, {4, 15}, {11, 7}, {10, 1}, {9, 3}, {8, 5}});
+  CHECK(pools.parts_of(2)[0] == -1);
+  CHECK(pools.parts_of(2)[1] == -1);  // no query sees it
+  CHECK(pools.parts_of(2)[2] >= 0);
+  CHECK(pools.parts_of(2)[3] >= 0);
+}
+
+TEST_CASE("windows: a text that was computed again takes its part to the host's block", "[windows]") {
+  TwoTiers pools(3, 6, 4);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  const auto evict_all = [&](int first) {
+    pools.start(9, text(first, first + 7));
+    pools.append(9, text(first + 8, first + 14));
+    manager.free(9);
+  };
+  pools.start(0, text(1, 8));
+  pools.append(0, text(9, 12));
+  pools.append(0, text(13, 16));  // the first block's part is given up
+  CHECK(pools.parts_of(0)[0] == -1);
+  manager.free(0);
+  evict_all(31);
+  const Blocks found = pools.host->find(0, text(1, 4), 0);
+  REQUIRE(found.size() == 1);
+  CHECK(pools.parts.part_of(found.front()) == -1);
+
+  pools.start(1, text(1, 5), false);
+  manager.free(1);
+  evict_all(51);
+  CHECK(pools.host->find(0, text(1, 4), 0) == found);
+  CHECK(pools.parts.part_of(found.front()) == found.front());
+}
+
+TEST_CASE("windows: with two pools and a second tier, a prompt is found with its window's parts", "[windows]") {
   const Llama model = tests::windowed_model(10, 2);
-  tests::WindowedServing windowed({.num_blocks = 30, .num_host_cache_blocks = 10}, model, 9);
-  CHECK(windowed.runner->local_pool() == nullptr);
-  windowed.serving.submit({tests::make_request(9, 20)});
-  CHECK(windowed.serving.run() == kNoProblem);
+  tests::ServingOptions options{.num_blocks = 20, .num_host_cache_blocks = 60};
+  options.scheduler.token_budget = 12;
+  stage::GenerationRequest first{tests::make_request(61, 4)};
+  stage::GenerationRequest shorter{first};
+  shorter.request.prompt.resize(30);
+  const stage::GenerationRequest other{tests::make_request(61, 4, 1)};
+  const std::vector<stage::GenerationRequest> requests = {first, other, first, other, shorter, other, shorter};
+  // Of a text's parts, those are there that its last tokens see. A shorter one is computed once more, and takes its
+  // parts to the host.
+  tests::WindowedServing windowed(options, model, 9);
+  CHECK(serve_in_turn(windowed, requests) == std::vector<int>{0, 0, 60, 60, 0, 60, 28});
+  check_texts(windowed, model, requests);
+  CHECK(windowed.runner->local_pool() != nullptr);
 }
 
 TEST_CASE("windows: a server's figures tell what the second pool saves", "[windows]") {

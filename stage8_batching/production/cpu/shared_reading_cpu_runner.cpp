@@ -17,7 +17,7 @@ StepId SharedReadingCpuRunner::enqueue(const RaggedBatch& batch) {
 }
 
 common::Matrix SharedReadingCpuRunner::forward(const RaggedBatch& batch) {
-  read_together(batch, groups_of(batch, cache().block_size, kCosts));
+  read_together(batch, groups_of(batch, batch.num_sequences(), cache().block_size, kCosts));
   if (groups().empty()) {
     return CpuRunner::forward(batch);
   }

@@ -24,10 +24,14 @@ void HostCache::grow(int num_there) noexcept {
   }
 }
 
-void HostCache::store(const PrefixCache& pool, int block) noexcept {
+void HostCache::store(const PrefixCache& pool, int block,
+                      const std::function<bool(int host_block)>& has_less) noexcept {
   try {
     const PrefixCache::Entry& evicted = pool.entry(block);
     if (const int same = find_child(evicted.parent_text, evicted.tokens, evicted.salt); same >= 0) {
+      if (has_less && has_less(same)) {
+        pending_copies_.push_back({block, same});
+      }
       use(same);
       renumber(same, evicted.text);
       return;
@@ -76,7 +80,7 @@ void HostCache::touch(const PrefixCache& pool, std::span<const common::Token> to
 }
 
 void HostCache::restore(KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> tokens,
-                        std::uint64_t salt, const Admission& admission) {
+                        std::uint64_t salt, const Admission& admission, const NumUsable& num_usable) {
   const PrefixCache& pool = manager.prefix_cache();
   const int first = manager.length(sequence) / block_size_;  // what the pool had are whole blocks
   const std::int64_t parent =
@@ -94,12 +98,14 @@ void HostCache::restore(KvCacheManager& manager, SequenceId sequence, std::span<
   while (!found.empty() && !fits(found.size())) {
     found.pop_back();
   }
+  found.resize(num_usable ? num_usable(found) : found.size());
   if (found.empty() || !manager.reserve(sequence, static_cast<int>(found.size()) * block_size_)) {
     return;
   }
   // What the pool has evicted for it may have taken the place of some.
   const std::size_t num_reserved = found.size();
   found = find(parent, tokens.first(num_reserved * static_cast<std::size_t>(block_size_)), salt);
+  found.resize(num_usable ? num_usable(found) : found.size());
   pending_copies_.reserve(pending_copies_.size() + found.size());
   const std::span<const int> blocks =
       std::span(manager.block_table(sequence)).subspan(static_cast<std::size_t>(first), found.size());

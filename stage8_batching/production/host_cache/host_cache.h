@@ -6,7 +6,9 @@
 // blocks before it, are equal, wherever those blocks are. So a block's ancestors need not be on the host.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <span>
 #include <unordered_map>
@@ -38,8 +40,10 @@ class HostCache {
 
   // Keeps the text of a block that is about to be evicted from the pool, and plans its copy unless the text is here
   // already. If there is no room, the block that has not been used for the longest time makes some. Without memory, the
-  // text is lost.
-  void store(const PrefixCache& pool, int block) noexcept;
+  // text is lost. has_less: whether the host block with the text lacks a part of its K and V that the other one has
+  // (../windows/local_pool.h): then it is copied again.
+  void store(const PrefixCache& pool, int block,
+             const std::function<bool(int host_block)>& has_less = nullptr) noexcept;
 
   // The host blocks with the beginning of `tokens`, in the text of tenants with this salt that follows the pool's text
   // with the number `parent`; 0: nothing comes before.
@@ -51,9 +55,10 @@ class HostCache {
   // blocks with all of them but the last are brought back into the sequence's own new blocks, where they count as
   // computed and are published: as many as leave the spare blocks, and room for what the step computes. Some of the
   // sequence's slots may not be reserved any more. If memory runs out, it throws, and those that were brought back
-  // hold.
+  // hold. num_usable: behind how many of these host blocks the sequence can go on; absent: behind any number.
+  using NumUsable = std::function<std::size_t(std::span<const int> found)>;
   void restore(KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
-               const Admission& admission);
+               const Admission& admission, const NumUsable& num_usable = nullptr);
 
   // The planned copies that are not carried out yet, in this order: before all copies that the manager plans in the
   // same step, and before the step.

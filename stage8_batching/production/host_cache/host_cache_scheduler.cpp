@@ -10,8 +10,8 @@ HostCacheScheduler::HostCacheScheduler(KvCacheManager& manager, const SchedulerO
                                        int default_drafts, const TokenCost& cost, std::shared_ptr<HostCache> host_cache)
     : SpeculatingScheduler(manager, options, use_prefix_cache, default_drafts, cost),
       host_cache_(std::move(host_cache)) {
-  if (pays(options, manager.block_size())) {
-    manager.on_evict([this](int block) { host_cache_->store(manager_.prefix_cache(), block); });
+  if (has_host_cache() && pays(options, manager.block_size())) {
+    manager.on_evict([this](int block) { store(block); });
   }
 }
 
@@ -19,6 +19,14 @@ ScheduledStep HostCacheScheduler::schedule() {
   take_over_copies();
   return SpeculatingScheduler::schedule();
 }
+
+void HostCacheScheduler::take_over_copies() {
+  if (has_host_cache()) {
+    host_cache_->take_over_copies(manager_);
+  }
+}
+
+void HostCacheScheduler::store(int block) noexcept { host_cache_->store(manager_.prefix_cache(), block); }
 
 bool HostCacheScheduler::find_room(SequenceGroup& group, const Admission& admission) {
   const bool looks_up =

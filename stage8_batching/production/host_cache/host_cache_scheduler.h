@@ -16,20 +16,22 @@ class HostCacheScheduler : public SpeculatingScheduler {
     return options.block_swap_cost < block_size * options.token_compute_cost;
   }
 
-  // The runner that computes the steps carries out the host cache's copies.
+  // The runner that computes the steps carries out the host cache's copies. Null: there is no second tier.
   HostCacheScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
                      int default_drafts, const TokenCost& cost, std::shared_ptr<HostCache> host_cache);
 
   ScheduledStep schedule() override;
 
+  bool has_host_cache() const { return host_cache_ != nullptr; }
   const HostCache& host_cache() const { return *host_cache_; }
 
  protected:
   // As HostCache's: before the first block of a step is evicted.
-  void take_over_copies() { host_cache_->take_over_copies(manager_); }
+  void take_over_copies();
+  // The block is about to be evicted.
+  virtual void store(int block) noexcept;
   bool find_room(SequenceGroup& group, const Admission& admission) override;
 
- private:
   std::shared_ptr<HostCache> host_cache_;  // shared with the runner
 };
 

@@ -2,16 +2,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 namespace stage8 {
 
-std::vector<common::SharedPrefix> SharedReading::groups_of(const RaggedBatch& batch, int block_size,
-                                                           const common::ReadingCosts& costs) const {
+std::vector<common::SharedPrefix> SharedReading::groups_of(const RaggedBatch& batch, std::size_t num_sequences,
+                                                           int block_size, const common::ReadingCosts& costs) const {
   if (!is_enabled_) {
     return {};
   }
-  return common::find_shared_prefixes({.context_lengths = batch.context_lengths,
+  return common::find_shared_prefixes({.context_lengths = std::span(batch.context_lengths).first(num_sequences),
                                        .query_starts = batch.query_starts,
                                        .block_tables = batch.block_tables,
                                        .table_starts = batch.table_starts,

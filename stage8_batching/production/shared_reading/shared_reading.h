@@ -2,6 +2,7 @@
 // (SHARED_READING.md). On a CPU: ../cpu/shared_reading_cpu_runner.h.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -24,8 +25,8 @@ class SharedReading {
   std::span<const int> blocks() const { return blocks_; }
 
  protected:
-  // The groups of the step's sequences that read together.
-  std::vector<common::SharedPrefix> groups_of(const RaggedBatch& batch, int block_size,
+  // The groups of the step's first num_sequences sequences that read together.
+  std::vector<common::SharedPrefix> groups_of(const RaggedBatch& batch, std::size_t num_sequences, int block_size,
                                               const common::ReadingCosts& costs) const;
   // What the step is going to read together. Before it is computed: afterwards nothing may throw.
   void read_together(const RaggedBatch& batch, std::vector<common::SharedPrefix> groups);

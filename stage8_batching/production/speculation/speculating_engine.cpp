@@ -46,16 +46,6 @@ std::shared_ptr<LocalPool> separate_windows(const common::LlamaConfig& config, c
   return windows != nullptr && has_both ? windows->separate_windows(num_parts) : nullptr;
 }
 
-// Throws if the windows of one of them can never be in their pool at once: the others get a pass of their own.
-void check_windows(const Scheduler& scheduler, const std::vector<ScheduledGroup>& groups) {
-  const auto* const windows = dynamic_cast<const LocalPoolScheduler*>(&scheduler);
-  for (std::size_t i = 0; windows != nullptr && i < groups.size(); ++i) {
-    if (const std::string reason = windows->obstacle(*groups[i].group); !reason.empty()) {
-      throw common::InputError(reason);
-    }
-  }
-}
-
 }  // namespace
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
@@ -68,7 +58,6 @@ SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOpt
 
 Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
   report_drafts(groups);
-  check_windows(*scheduler_, groups);
   Step step(manager_, std::move(groups));
   std::vector<common::ScoredRow> scored = scored_rows(step);
   const RaggedBatch& batch = with_drafts(step.batch(), scored);
@@ -219,12 +208,12 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
   auto* const scoring = dynamic_cast<RowScoring*>(runner.get());
   const auto* const sharing = dynamic_cast<const SharedReading*>(runner.get());
   const common::LlamaConfig& config = model.config();
-  // First: it may change the number of blocks. A second tier has blocks of all layers.
+  auto* const host_blocks = dynamic_cast<HostBlocks*>(runner.get());
+  // First: it may change the number of blocks. A GPU copies to a second tier beside its steps: blocks of all layers.
   const std::shared_ptr<LocalPool> local_pool =
-      num_host_cache_blocks == 0 ? separate_windows(config, options, *runner) : nullptr;
+      num_host_cache_blocks == 0 || host_blocks == nullptr ? separate_windows(config, options, *runner) : nullptr;
   const CacheSize& size = runner->cache();
   const int num_swap_blocks = size.num_host_blocks - num_host_cache_blocks;
-  auto* const host_blocks = dynamic_cast<HostBlocks*>(runner.get());
   if (host_blocks != nullptr) {
     host_blocks->allocate(num_swap_blocks);
   }
@@ -246,11 +235,12 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
       return std::make_unique<WindowScheduler<HostCacheScheduler>>(window, num_in_flight, manager, scheduler,
                                                                    use_prefix_cache, num_drafts, chosen, host_cache);
     }
+    if (local_pool != nullptr) {
+      return std::make_unique<LocalPoolScheduler>(local_pool, manager, scheduler, use_prefix_cache, num_drafts, chosen,
+                                                  host_cache);
+    }
     if (host_cache != nullptr) {
       return std::make_unique<HostCacheScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen, host_cache);
-    }
-    if (local_pool != nullptr) {
-      return std::make_unique<LocalPoolScheduler>(local_pool, manager, scheduler, use_prefix_cache, num_drafts, chosen);
     }
     if (window > 0) {
       return std::make_unique<WindowPromptScheduler>(window, num_in_flight, manager, scheduler, use_prefix_cache,

@@ -1,6 +1,8 @@
-// What schedulers ask that find room for windows.
+// What schedulers ask, and do, that find room for windows.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "../../decoding.h"
@@ -8,11 +10,22 @@
 
 namespace stage8 {
 
-// Blocks without an owner: free ones, and cached ones that can be evicted.
-int num_available(const KvCacheManager& manager);
-
 // What a group without blocks computes first, in one sequence: all that its texts have in common, but no last token of
 // several texts.
 std::vector<common::Token> common_text(const SequenceGroup& group);
+
+// The tokens of this text that are looked up in the prefix cache: at least one is left to compute. None if the group
+// shares no blocks (SpeculatingScheduler::find_room()).
+std::span<const common::Token> tokens_to_find(const SequenceGroup& group, std::span<const common::Token> text,
+                                              const Admission& admission);
+
+// How many blocks without an owner a sequence takes that begins with such blocks, for num_tokens tokens behind them.
+// -1: none of its own (window_prompts.h).
+int num_taken(const KvCacheManager& manager, std::span<const int> found, int num_tokens);
+
+// Starts that sequence. A block of its own stands in the places that are -1. Returns false and changes nothing if fewer
+// than spare_blocks blocks would stay without an owner.
+bool allocate_behind(KvCacheManager& manager, SequenceId sequence, std::span<const int> found, std::uint64_t salt,
+                     int num_tokens, int spare_blocks);
 
 }  // namespace

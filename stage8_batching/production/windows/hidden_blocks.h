@@ -16,10 +16,6 @@ namespace stage8 {
 // them: the next block that is published follows it.
 int num_hidden_blocks(int length, int window, int block_size);
 
-// Takes a full block out of the table, which no later step reads, and puts `stand_in`, which has an owner, in its
-// place, so that positions stay.
-void replace_block(KvCacheManager& manager, SequenceId sequence, int index, int stand_in);
-
 // Frees these blocks of the sequence. num_unpublished: how many of the last tokens may be in a step in flight, whose
 // blocks are published when it is collected. stand_in: the block that stands in for another sequence of the same
 // request, or -1. Sequences that share blocks share it too: a new one for each could take more than it frees, and more

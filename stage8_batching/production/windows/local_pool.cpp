@@ -51,6 +51,27 @@ LocalPool::LocalPool(const LocalPoolSize& size)
   }
 }
 
+bool LocalPool::will_have_part(const KvCacheManager& manager, int block) const {
+  const std::vector<BlockCopy> copies = untranslated(manager);
+  std::for_each(copies.rbegin(), copies.rend(), [&](const BlockCopy& copy) {  // back to where its contents are now
+    block = copy.destination == block ? copy.source : block;
+  });
+  return part_of(block) >= 0;
+}
+
+std::vector<BlockCopy> LocalPool::untranslated(const KvCacheManager& manager) const {
+  std::vector<BlockCopy> copies;
+  if (is_complete_) {
+    return copies;
+  }
+  if (tier_ != nullptr) {
+    copies.assign(tier_->pending_copies().begin(), tier_->pending_copies().end());
+  }
+  copies.insert(copies.end(), manager.pending_copies().begin(), manager.pending_copies().end());
+  copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(num_translated_));
+  return copies;
+}
+
 int LocalPool::num_needed(const KvCacheManager& manager) {
   const std::set<int> copied = destinations(untranslated(manager));
   int result = 0;
@@ -63,12 +84,15 @@ int LocalPool::num_needed(const KvCacheManager& manager) {
   return result;
 }
 
-std::size_t LocalPool::num_usable(std::span<const int> blocks, const std::set<int>& copied) const {
+std::size_t LocalPool::num_usable(const KvCacheManager& manager, std::span<const int> blocks,
+                                  const std::set<int>& copied) const {
   std::size_t result = 0;
   std::size_t first = 0;  // of the blocks with parts, one after the other, that end here
   for (std::size_t count = 1; count <= blocks.size(); ++count) {
     const int block = blocks[count - 1];
-    first = part_of(block) >= 0 && !copied.contains(block) ? first : count;
+    const bool has_part =
+        block < size_.num_blocks ? part_of(block) >= 0 && !copied.contains(block) : will_have_part(manager, block);
+    first = has_part ? first : count;
     const int first_seen = std::max(0, static_cast<int>(count) * size_.block_size + 1 - size_.window);
     if (static_cast<int>(first) <= first_seen / size_.block_size) {
       result = count;
@@ -80,7 +104,7 @@ std::size_t LocalPool::num_usable(std::span<const int> blocks, const std::set<in
 std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<const int> blocks) {
   const PrefixCache& cache = manager.prefix_cache();
   const std::set<int> copied = destinations(untranslated(manager));  // their parts come with the copies
-  if (const std::size_t count = num_usable(blocks, copied); count == blocks.size()) {
+  if (const std::size_t count = num_usable(manager, blocks, copied); count == blocks.size()) {
     return count;
   }
   std::unordered_map<PrefixCache::TextId, int> parts;
@@ -92,18 +116,22 @@ std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<cons
     }
   }
   for (const int block : blocks) {
+    if (block >= size_.num_blocks) {
+      break;
+    }
     const auto same = parts.find(cache.entry(block).text);
     if (part_of(block) < 0 && !copied.contains(block) && same != parts.end()) {
       users_[static_cast<std::size_t>(same->second)].push_back(block);
       part_of_[static_cast<std::size_t>(block)] = same->second;
     }
   }
-  return num_usable(blocks, copied);
+  return num_usable(manager, blocks, copied);
 }
 
 void LocalPool::begin_step(const KvCacheManager& manager) {
   if (is_complete_) {
-    num_translated_ = manager.pending_copies().size();  // what a step that failed has left
+    const std::size_t num_of_tier = tier_ != nullptr ? tier_->pending_copies().size() : 0;
+    num_translated_ = num_of_tier + manager.pending_copies().size();  // what a step that failed has left
   }
   is_complete_ = false;
 }
@@ -133,7 +161,7 @@ void LocalPool::end_step(const KvCacheManager& manager) {
 }
 
 void LocalPool::translate(const KvCacheManager& manager) {
-  const std::span<const BlockCopy> copies = untranslated(manager);
+  const std::vector<BlockCopy> copies = untranslated(manager);
   Blocks sources;  // of the copies that are still to come
   for (const auto& [source, destination] : copies) {
     sources.insert(source);

@@ -22,6 +22,7 @@
 
 #include "../../block_copy.h"
 #include "../../kv_cache_manager.h"
+#include "../host_cache/host_cache.h"
 
 namespace stage8 {
 
@@ -49,12 +50,19 @@ class LocalPool {
   int part_of(int block) const { return part_of_[static_cast<std::size_t>(block)]; }
   bool is_free(int part) const { return users_[static_cast<std::size_t>(part)].empty(); }
 
+  // The second tier of the engine's prefix cache: from now on, its copies come before the manager's, and a part goes
+  // with each block that has one.
+  void attach(std::shared_ptr<const HostCache> tier) { tier_ = std::move(tier); }
+  // Whether the block, of the pool or of the host, has a part once the copies have been carried out that are planned.
+  bool will_have_part(const KvCacheManager& manager, int block) const;
+
   // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. Only
   // copies on write that were planned for a step which then found no room can take it beyond that.
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
-  // whose last window has its parts. A block without one shares the part of another block with the same text.
+  // whose last window has its parts. A block without one shares the part of another block with the same text. The last
+  // ones may be blocks of the second tier, which have a part or none.
   std::size_t share_parts(const KvCacheManager& manager, std::span<const int> blocks);
 
   // To be called before a step is scheduled, and when all its slots are reserved: gives parts to the blocks that are
@@ -80,12 +88,12 @@ class LocalPool {
   using Blocks = std::multiset<int>;
 
   int num_used() const { return static_cast<int>(order_.size()); }
-  std::span<const BlockCopy> untranslated(const KvCacheManager& manager) const {
-    return manager.pending_copies().subspan(num_translated_);
-  }
+  // Of the second tier's planned copies, and then of the manager's: what is translated stays in front, also when the
+  // tier takes copies of the manager over.
+  std::vector<BlockCopy> untranslated(const KvCacheManager& manager) const;
   // With how many of these blocks a sequence can begin, with the parts that they have.
-  std::size_t num_usable(std::span<const int> blocks, const std::set<int>& copied) const;
-  // Plans the copies of parts that belong to the manager's new ones.
+  std::size_t num_usable(const KvCacheManager& manager, std::span<const int> blocks, const std::set<int>& copied) const;
+  // Plans the copies of parts that belong to the new ones.
   void translate(const KvCacheManager& manager);
   // Gives the block a part that no other block has. Those of blocks that a window reaches are not taken for it, nor
   // those of `sources`.
@@ -103,8 +111,9 @@ class LocalPool {
   bool is_counted(int block) const { return last_count_[static_cast<std::size_t>(block)] == count_; }
 
   LocalPoolSize size_;
-  std::vector<int> part_of_;             // by block, host blocks included
-  std::vector<std::vector<int>> users_;  // by part: the blocks that have it
+  std::shared_ptr<const HostCache> tier_;  // null if there is none
+  std::vector<int> part_of_;               // by block, host blocks included
+  std::vector<std::vector<int>> users_;    // by part: the blocks that have it
   // Used parts, first the one that has not been in a window for the longest time. The others are in unused_: a change
   // between the lists allocates no memory.
   std::list<int> order_;
@@ -114,7 +123,7 @@ class LocalPool {
   std::vector<std::int64_t> last_count_;             // by block, and then by part
   std::int64_t count_ = 0;
   std::vector<BlockCopy> pending_copies_;
-  std::size_t num_translated_ = 0;  // the manager's first pending copies: their parts' copies are planned
+  std::size_t num_translated_ = 0;  // the first pending copies: their parts' copies are planned
   bool is_complete_ = true;         // whether end_step() has returned
   int num_held_ = 0;
   std::int64_t num_evicted_ = 0;

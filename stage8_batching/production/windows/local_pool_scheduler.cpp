@@ -2,42 +2,18 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "../../engine.h"
-#include "common/base/check.h"
+#include "block_ownership.h"
 #include "common/base/text.h"
 #include "finding_room.h"
 
 namespace stage8 {
-namespace {
-
-constexpr SequenceId kBallast = -1;  // engines number from 0
-
-// Holds blocks while it lives.
-class Ballast {
- public:
-  Ballast(KvCacheManager& manager, int num_blocks) : manager_(manager) {
-    if (num_blocks > 0) {
-      manager.allocate(kBallast, num_blocks * manager.block_size());
-    }
-  }
-  ~Ballast() {
-    if (manager_.contains(kBallast)) {
-      manager_.free(kBallast);
-    }
-  }
-  Ballast(const Ballast&) = delete;
-  Ballast& operator=(const Ballast&) = delete;
-
- private:
-  KvCacheManager& manager_;
-};
-
-}  // namespace
 
 int num_local_parts(const common::LlamaConfig& config, const EngineOptions& options, const CacheSize& cache) {
   const int max_length = std::min(max_context(config, options), cache.num_blocks * cache.block_size);
@@ -50,8 +26,11 @@ int num_local_parts(const common::LlamaConfig& config, const EngineOptions& opti
 
 LocalPoolScheduler::LocalPoolScheduler(std::shared_ptr<LocalPool> pool, KvCacheManager& manager,
                                        const SchedulerOptions& options, bool use_prefix_cache, int default_drafts,
-                                       const TokenCost& cost)
-    : SpeculatingScheduler(manager, options, use_prefix_cache, default_drafts, cost), pool_(std::move(pool)) {}
+                                       const TokenCost& cost, std::shared_ptr<HostCache> host_cache)
+    : HostCacheScheduler(manager, options, use_prefix_cache, default_drafts, cost, std::move(host_cache)),
+      pool_(std::move(pool)) {
+  pool_->attach(host_cache_);
+}
 
 ScheduledStep LocalPoolScheduler::schedule() {
   const int num_parts = pool_->size().num_parts;
@@ -63,9 +42,10 @@ ScheduledStep LocalPoolScheduler::schedule() {
     const int room = std::max(0, num_parts - pool_->num_needed(manager_));
     const bool is_short = !is_first || max_growth() > room;
     ScheduledStep attempt;
+    take_over_copies();  // before the ballast evicts a block
     {
-      const Ballast ballast(manager_, is_short ? num_available(manager_) - room : 0);
-      attempt = SpeculatingScheduler::schedule();
+      const HeldBlocks ballast(manager_, is_short ? num_available(manager_) - room : 0);
+      attempt = HostCacheScheduler::schedule();
     }
     // A request that is preempted leaves more blocks than parts, so that too many may have been reserved, or more parts
     // than blocks. Each further attempt begins with fewer requests, or with one that was alone and found less room than
@@ -88,6 +68,9 @@ ScheduledStep LocalPoolScheduler::schedule() {
 }
 
 std::string LocalPoolScheduler::obstacle(const common::Request& request, int num_sequences) const {
+  if (std::string reason = SpeculatingScheduler::obstacle(request, num_sequences); !reason.empty()) {
+    return reason;
+  }
   const LocalPoolSize& size = pool_->size();
   const int num_parts = std::min(num_sequences * max_blocks_of_window(size.window, size.block_size),
                                  max_slots_of(request, num_sequences, size.block_size) / size.block_size);
@@ -97,6 +80,12 @@ std::string LocalPoolScheduler::obstacle(const common::Request& request, int num
                    "%d sequences need up to %d blocks in layers that see %d tokens, which have %d: fewer "
                    "sequences would do, or more --slots",
                    num_sequences, num_parts, size.window, size.num_parts);
+}
+
+void LocalPoolScheduler::store(int block) noexcept {
+  host_cache_->store(manager_.prefix_cache(), block, [&](int host_block) {
+    return pool_->will_have_part(manager_, block) && !pool_->will_have_part(manager_, host_block);
+  });
 }
 
 void LocalPoolScheduler::admit_waiting(ScheduledStep& step) {
@@ -119,42 +108,68 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
     return false;  // before the tokens are hashed
   }
   const std::vector<common::Token> text = common_text(group);
-  const bool looks_up = admission.use_prefix_cache && group.request().num_scored == 0;
-  const std::vector<int> hits =
-      manager_.prefix_cache().find(std::span(text).first(looks_up ? text.size() - 1 : 0), group.request().cache_salt);
+  const std::uint64_t salt = group.request().cache_salt;
+  const std::span<const common::Token> known = tokens_to_find(group, text, admission);
+  const std::vector<int> hits = manager_.prefix_cache().find(known, salt);
+  if (!known.empty() && has_host_cache() && find_room_with_tier(group, text, hits, admission, room)) {
+    return true;
+  }
   const std::size_t num_shared = pool_->share_parts(manager_, hits);
-  const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
-  const int num_new = blocks_needed(std::min(admission.max_tokens, num_missing), size.block_size);
-  if (std::min(static_cast<int>(num_shared), max_window) + num_new > room) {
+  if (num_parts_of(text.size(), num_shared, admission) > room) {
     return false;
   }
-  return num_shared == hits.size() ? SpeculatingScheduler::find_room(group, admission)
-                                   : allocate(group, text, std::span(hits).first(num_shared), admission);
+  if (num_shared == hits.size()) {
+    return SpeculatingScheduler::find_room(group, admission);
+  }
+  const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
+  return allocate_behind(manager_, group.live().front().sequence, std::span(hits).first(num_shared), salt,
+                         std::min(admission.max_tokens, num_missing), admission.spare_blocks);
 }
 
-bool LocalPoolScheduler::allocate(const SequenceGroup& group, std::span<const common::Token> text,
-                                  std::span<const int> shared, const Admission& admission) {
-  const int block_size = manager_.block_size();
-  const SequenceId sequence = group.live().front().sequence;
-  const std::size_t num_found = shared.size() * static_cast<std::size_t>(block_size);
-  const int num_tokens = std::min(admission.max_tokens, static_cast<int>(text.size() - num_found));
-  const auto num_cached = static_cast<int>(
-      std::count_if(shared.begin(), shared.end(), [&](int block) { return manager_.reference_count(block) == 0; }));
-  if (blocks_needed(num_tokens, block_size) > num_available(manager_) - num_cached - admission.spare_blocks) {
+bool LocalPoolScheduler::find_room_with_tier(SequenceGroup& group, std::span<const common::Token> text,
+                                             std::span<const int> hits, const Admission& admission, int room) {
+  const std::size_t num_found = hits.size() * static_cast<std::size_t>(manager_.block_size());
+  const std::uint64_t salt = group.request().cache_salt;
+  const auto num_usable = [&](std::span<const int> found) {
+    std::vector<int> blocks(hits.begin(), hits.end());
+    blocks.insert(blocks.end(), found.begin(), found.end());
+    const std::size_t num_shared = pool_->share_parts(manager_, blocks);
+    return num_shared - std::min(num_shared, hits.size());
+  };
+  const auto has_parts = [&](std::size_t num_shared) {
+    return num_parts_of(text.size(), num_shared, admission) <= room;
+  };
+  const std::span<const common::Token> rest = text.subspan(num_found);
+  const std::size_t num_back = num_usable(host_cache_->find(
+      hits.empty() ? 0 : manager_.prefix_cache().entry(hits.back()).text, rest.first(rest.size() - 1), salt));
+  if (num_back == 0 || !has_parts(hits.size() + num_back)) {
     return false;
   }
-  // One token more than what is shared: the manager leaves the last one to be computed.
-  Admission terms = admission;
-  terms.max_tokens = 1;
-  COMMON_CHECK(manager_.allocate(sequence, text.first(num_found + 1), group.request().cache_salt, terms),
-               "there is room for more than a token");
+  // What the pool evicts to make room must not take the place of what is found.
+  host_cache_->touch(manager_.prefix_cache(), text, salt);
+  if (!SpeculatingScheduler::find_room(group, admission)) {
+    return false;
+  }
+  const SequenceId sequence = group.live().front().sequence;
   try {
-    COMMON_CHECK(manager_.reserve(sequence, num_tokens), "there is room for all of them");
-  } catch (...) {
+    host_cache_->restore(manager_, sequence, rest, salt, admission, num_usable);
+  } catch (const std::bad_alloc&) {  // what has been brought back holds
+  }
+  // Behind the pool's blocks alone, a window may lack parts.
+  const auto num_shared = static_cast<std::size_t>(manager_.length(sequence) / manager_.block_size());
+  if (num_shared == hits.size() || !has_parts(num_shared)) {
     manager_.free(sequence);
-    throw;
+    return false;
   }
   return true;
+}
+
+int LocalPoolScheduler::num_parts_of(std::size_t num_tokens, std::size_t num_shared, const Admission& admission) const {
+  const LocalPoolSize& size = pool_->size();
+  const auto num_blocks = static_cast<int>(num_shared);
+  const int num_missing = static_cast<int>(num_tokens) - num_blocks * size.block_size;
+  return std::min(num_blocks, max_blocks_of_window(size.window, size.block_size)) +
+         blocks_needed(std::min(admission.max_tokens, num_missing), size.block_size);
 }
 
 int LocalPoolScheduler::max_growth() const {

@@ -1,12 +1,10 @@
 #include "window_prompt_scheduler.h"
 
 #include <algorithm>
-#include <memory>
 #include <span>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
+#include "block_ownership.h"
 #include "common/base/text.h"
 #include "finding_room.h"
 #include "hidden_blocks.h"
@@ -14,15 +12,6 @@
 #include "window_prompts.h"
 
 namespace stage8 {
-namespace {
-
-// Names a member that a class derived from the group may use. A pointer to it serves for every group.
-struct GroupMembers : SequenceGroup {
-  static constexpr auto kRequest = &GroupMembers::request_;
-};
-static_assert(std::is_nothrow_move_assignable_v<common::Request>);
-
-}  // namespace
 
 WindowPromptScheduler::WindowPromptScheduler(int window, int num_in_flight, KvCacheManager& manager,
                                              const SchedulerOptions& options, bool use_prefix_cache, int default_drafts,
@@ -42,9 +31,13 @@ bool WindowPromptScheduler::is_beyond(const common::Request& request, int num_se
 }
 
 std::string WindowPromptScheduler::obstacle(const common::Request& request, int num_sequences) const {
+  const bool fits_into_step = num_sequences <= std::min(options().token_budget, options().max_sequences);
+  if (num_sequences < 1 || !fits_into_step || !is_beyond(request, num_sequences)) {
+    return WindowScheduler::obstacle(request, num_sequences);
+  }
   const int total = evicted_.num_blocks();
   const int needed = max_held(num_sequences);
-  if (!is_beyond(request, num_sequences) || needed <= total) {
+  if (needed <= total) {
     return "";
   }
   const int block_size = manager_.block_size();
@@ -62,7 +55,7 @@ int WindowPromptScheduler::max_held(int num_sequences) const {
 }
 
 bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& admission) {
-  const bool is_long = is_beyond(group) && running().empty();
+  const bool is_long = is_beyond(group.request(), group.max_sequences()) && running().empty();
   if (group.output().state == RequestState::kSwapped) {
     Admission terms = admission;
     terms.spare_blocks += is_long ? static_cast<int>(group.live().size()) : 0;
@@ -80,10 +73,7 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
   }
   const std::vector<common::Token> text = common_text(group);
   const std::uint64_t salt = group.request().cache_salt;
-  FoundBlocks found;
-  if (admission.use_prefix_cache && group.request().num_scored == 0) {
-    found = find_window(manager_, evicted_, std::span(text).first(text.size() - 1), salt, window());
-  }
+  const FoundBlocks found = find_window(manager_, evicted_, tokens_to_find(group, text, admission), salt, window());
   Admission terms = admission;
   if (is_long) {
     const int room = num_available(manager_) - num_taken(manager_, found.blocks, 0) - admission.spare_blocks;
@@ -99,7 +89,7 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
   }
   if (found.blocks.size() > found.num_first) {
     statistics_.prompts += 1;
-    statistics_.tokens += num_found - static_cast<std::int64_t>(found.num_first) * manager_.block_size();
+    statistics_.tokens += static_cast<std::int64_t>(found.blocks.size() - found.num_first) * manager_.block_size();
   }
   return true;
 }
@@ -121,28 +111,6 @@ void WindowPromptScheduler::make_room_to_stand_in() {
       replace_block(manager_, branch.sequence, i, table[static_cast<std::size_t>(num_hidden)]);
     }
   }
-}
-
-int submit_beyond(Engine& engine, const GenerationRequest& request, TokenSink sink, std::optional<double> arrival) {
-  const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
-  common::Request whole = request.request;
-  const std::int64_t length = static_cast<std::int64_t>(whole.prompt.size()) + whole.max_new_tokens;
-  const auto is_known = [&](common::Token token) { return token >= 0 && token < engine.model().config().vocab_size; };
-  if (scheduler == nullptr || whole.prompt.empty() || whole.max_new_tokens < 1 || length > engine.context_length() ||
-      !std::all_of(whole.prompt.begin(), whole.prompt.end(), is_known) || request.num_samples < 1 ||
-      !scheduler->is_beyond(whole, request.num_samples) || !scheduler->obstacle(whole, request.num_samples).empty()) {
-    return engine.submit(request, std::move(sink), arrival);
-  }
-  // The engine would reject it for its length alone. So it takes a request for a token after the first one, and that
-  // becomes the whole request before anything is scheduled.
-  GenerationRequest first = request;
-  first.request.prompt.resize(1);
-  first.request.max_new_tokens = 1;
-  const int id = engine.submit(first, std::move(sink), arrival);
-  if (!engine.output(id).finished()) {
-    (*scheduler->waiting().back()).*GroupMembers::kRequest = std::move(whole);
-  }
-  return id;
 }
 
 }  // namespace

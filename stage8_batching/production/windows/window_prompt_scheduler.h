@@ -6,10 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
-#include "../../engine.h"
 #include "../speculation/speculating_scheduler.h"
 #include "evicted_texts.h"
 #include "window_scheduler.h"
@@ -32,10 +30,8 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
 
   // Whether one text may be longer than the pool.
   bool exceeds_pool() const { return max_held(1) <= evicted_.num_blocks(); }
-  // Whether the request is longer than the pool: then its windows must fit.
-  bool is_beyond(const common::Request& request, int num_sequences) const;
-  // Why not even its windows do; empty if they do, or if all of it does.
-  std::string obstacle(const common::Request& request, int num_sequences) const;
+  // Of a request that is longer than the pool, only the windows must fit.
+  std::string obstacle(const common::Request& request, int num_sequences) const override;
 
   const EvictedTexts& evicted_texts() const { return evicted_; }
   const Statistics& statistics() const { return statistics_; }
@@ -44,7 +40,8 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
   bool find_room(SequenceGroup& group, const Admission& admission) override;
 
  private:
-  bool is_beyond(const SequenceGroup& group) const { return is_beyond(group.request(), group.max_sequences()); }
+  // Whether the request is longer than the pool.
+  bool is_beyond(const common::Request& request, int num_sequences) const;
   // How many blocks are enough for so many sequences that run alone, however long they are.
   int max_held(int num_sequences) const;
   // If one group runs and holds all blocks: gives up blocks behind its windows, as a block is needed that stands in for
@@ -54,9 +51,5 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
   EvictedTexts evicted_;
   Statistics statistics_;
 };
-
-// As engine.submit(), but also takes a request that is longer than the pool if the engine's scheduler can serve it.
-int submit_beyond(Engine& engine, const GenerationRequest& request, TokenSink sink = nullptr,
-                  std::optional<double> arrival = std::nullopt);
 
 }  // namespace

@@ -4,27 +4,15 @@
 #include <cstddef>
 #include <optional>
 #include <set>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
-#include "common/base/check.h"
-#include "finding_room.h"
 #include "hidden_blocks.h"
 
 namespace stage8 {
 namespace {
 
 using TextId = PrefixCache::TextId;
-
-constexpr SequenceId kHolder = -1;  // of the block that stands in, until it has its places; engines number from 0
-
-// As in hidden_blocks.cpp.
-struct ManagerMembers : KvCacheManager {
-  static constexpr auto kSequences = &ManagerMembers::sequences_;
-  static constexpr auto kReferenceCounts = &ManagerMembers::reference_counts_;
-  static constexpr auto kPrefixCache = &ManagerMembers::prefix_cache_;
-};
 
 // The published blocks by the text before.
 class BlocksByParent {
@@ -114,58 +102,6 @@ FoundBlocks find_window(const KvCacheManager& manager, const EvictedTexts& evict
     std::fill_n(blocks.begin(), places, -1);
   }
   return found;
-}
-
-int num_taken(const KvCacheManager& manager, std::span<const int> found, int num_tokens) {
-  const auto is_cached = [&](int block) { return block >= 0 && manager.reference_count(block) == 0; };
-  const bool needs_stand_in = !found.empty() && found.front() < 0;
-  return static_cast<int>(std::count_if(found.begin(), found.end(), is_cached)) + (needs_stand_in ? 1 : 0) +
-         blocks_needed(num_tokens, manager.block_size());
-}
-
-bool allocate_behind(KvCacheManager& manager, SequenceId sequence, std::span<const int> found, std::uint64_t salt,
-                     int num_tokens, int spare_blocks) {
-  COMMON_CHECK(!manager.contains(sequence) && !manager.is_swapped(sequence), "the sequence is live already");
-  COMMON_CHECK(!found.empty() && found.back() >= 0, "the next block that is published follows the last one");
-  if (num_taken(manager, found, num_tokens) > num_available(manager) - spare_blocks) {
-    return false;
-  }
-  const auto first_seen = std::find_if(found.begin(), found.end(), [](int block) { return block >= 0; });
-  const auto num_places = static_cast<int>(first_seen - found.begin());
-  const int length = static_cast<int>(found.size()) * manager.block_size();
-  // Everything that may throw comes first: if memory runs out, nothing has changed.
-  auto& sequences = manager.*ManagerMembers::kSequences;
-  typename std::remove_reference_t<decltype(sequences)>::mapped_type owner = {
-      {found.begin(), found.end()}, length, length, {}, salt};
-  // Until a block stands in, the first that is seen has their places, too. It can't be evicted.
-  std::fill_n(owner.block_table.begin(), num_places, *first_seen);
-  owner.block_table.reserve(found.size() + static_cast<std::size_t>(blocks_needed(num_tokens, manager.block_size())));
-  owner.tail.reserve(static_cast<std::size_t>(manager.block_size()));
-  PrefixCache& cache = manager.*ManagerMembers::kPrefixCache;
-  const std::vector<int>& table = (sequences[sequence] = std::move(owner)).block_table;
-  for (const int block : table) {
-    if ((manager.*ManagerMembers::kReferenceCounts)[static_cast<std::size_t>(block)]++ == 0) {
-      cache.reacquire(block);
-    }
-  }
-  try {
-    if (num_places > 0) {
-      COMMON_CHECK(manager.allocate(kHolder, 1), "there is room for it");
-      for (int i = 0; i < num_places; ++i) {
-        replace_block(manager, sequence, i, manager.block_table(kHolder).front());
-      }
-      manager.free(kHolder);
-    }
-    COMMON_CHECK(manager.reserve(sequence, num_tokens), "there is room for all of them");
-  } catch (...) {
-    if (manager.contains(kHolder)) {
-      manager.free(kHolder);
-    }
-    manager.free(sequence);
-    throw;
-  }
-  cache.count_lookup(found.size());
-  return true;
 }
 
 }  // namespace

@@ -28,12 +28,4 @@ struct FoundBlocks {
 FoundBlocks find_window(const KvCacheManager& manager, const EvictedTexts& evicted,
                         std::span<const common::Token> tokens, std::uint64_t salt, int window);
 
-// How many blocks without an owner a sequence takes that begins with such blocks, for num_tokens tokens behind them.
-int num_taken(const KvCacheManager& manager, std::span<const int> found, int num_tokens);
-
-// Starts that sequence. A block of its own stands in the places that are -1. Returns false and changes nothing if fewer
-// than spare_blocks blocks would stay without an owner. CheckError if nothing is found.
-bool allocate_behind(KvCacheManager& manager, SequenceId sequence, std::span<const int> found, std::uint64_t salt,
-                     int num_tokens, int spare_blocks);
-
 }  // namespace

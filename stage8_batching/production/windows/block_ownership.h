@@ -1,0 +1,43 @@
+// Who owns blocks, beyond what KvCacheManager has functions for: to it, a sequence begins with the first block of its
+// text, and keeps all of them until it ends. Of the code in production/, only replace_block() and start_with() reach
+// into its protected members.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../../kv_cache_manager.h"
+
+namespace stage8 {
+
+// Blocks without an owner: free ones, and cached ones that can be evicted.
+int num_available(const KvCacheManager& manager);
+
+// Blocks that a sequence of no request holds while this lives. There are no two at a time, but for some with 0 blocks.
+class HeldBlocks {
+ public:
+  // CheckError if there are fewer than num_blocks without an owner.
+  HeldBlocks(KvCacheManager& manager, int num_blocks);
+  ~HeldBlocks();
+  HeldBlocks(const HeldBlocks&) = delete;
+  HeldBlocks& operator=(const HeldBlocks&) = delete;
+
+  int front() const { return manager_.block_table(kHolder).front(); }
+
+ private:
+  static constexpr SequenceId kHolder = -1;  // engines number from 0
+
+  KvCacheManager& manager_;
+  bool is_holding_;
+};
+
+// Takes a full block out of the table, which no later step reads, and puts `stand_in`, which has an owner, in its
+// place, so that positions stay.
+void replace_block(KvCacheManager& manager, SequenceId sequence, int index, int stand_in);
+
+// Starts a sequence whose first tokens are computed: these full blocks, which are published, are in its table. A
+// reserve() of num_tokens tokens then needs no memory. If memory runs out, nothing changes.
+void start_with(KvCacheManager& manager, SequenceId sequence, std::vector<int> blocks, std::uint64_t salt,
+                int num_tokens);
+
+}  // namespace
