@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/parallel.h"
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
 #include "tests/fuzz/requests.h"
@@ -124,7 +123,6 @@ void compare_tiers(tests::WindowedServing& windowed, const stage::HostCache& hos
 }
 
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
-  common::set_num_threads(1);  // they would wait for each other longer than they compute
   Random random(seed);
   const bool has_global = random.below(2) == 0;
   const common::Llama model = tests::windowed_model(between(random, 1, 24), has_global ? 2 : 0);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/parallel.h"
 #include "common/model/llama.h"
 #include "tests/stages/fake_runner.h"
 #include "tests/stages/serving_fixtures.h"
@@ -25,8 +26,10 @@ namespace tests {
 
 inline constexpr int kWindowedContext = 160;
 
-// global_period: as in LlamaConfig.
+// global_period: as in LlamaConfig. From now on, passes compute on one thread: several would wait for each other longer
+// than they compute.
 inline common::Llama windowed_model(int window, int global_period = 0) {
+  common::set_num_threads(1);
   common::LlamaConfig config = small_model().config();
   config.context_length = kWindowedContext;
   config.window = window;

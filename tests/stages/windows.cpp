@@ -758,6 +758,24 @@ TEST_CASE("windows: two pools, by hand", "[windows]") {
   CHECK(pools.parts.num_evicted() == 2);
 }
 
+TEST_CASE("windows: the part goes that has not been in a window for the longest time, not the one given first",
+          "[windows]") {
+  NumbersAndParts pools(6, 6, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 5));
+  pools.start(1, text(101, 109));
+  manager.free(1);
+  pools.append(0, text(6, 9));  // and the first of them sees all
+  manager.free(0);
+  pools.start(2, text(201, 209));  // beside two published blocks of each text, there is room for two more
+  CHECK(pools.parts.num_evicted() == 1);
+  CHECK(pools.num_shared(8) == 2);
+  const Blocks others = manager.prefix_cache().find(text(101, 108), 0);
+  REQUIRE(others.size() == 2);
+  CHECK(pools.parts.part_of(others[0]) == -1);
+  CHECK(pools.parts.part_of(others[1]) >= 0);
+}
+
 TEST_CASE("windows: a text that was computed again lends its parts to the blocks that are found", "[windows]") {
   NumbersAndParts pools(3, 6, 12);
   stage::KvCacheManager& manager = pools.numbers.manager();
