@@ -87,12 +87,11 @@ SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch) {
 ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads) {
   ReadingCosts costs =
       reading_costs(num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, bytes_of(shape.type));
-  costs.block = shape.bytes_per_block();  // float8's scales too
-  // What does not depend on how K and V are stored is counted as if they were bfloat16, for which it was measured: in
-  // float8, a group's tasks compute with as many numbers, and a launch takes as long. What float8 saves, in bytes, is
-  // half. So it reads apart where it might gain a little, and does not lose.
+  // In float8 a block has half of the bytes, but reading it once more takes nearly as long: there, decode attention is
+  // as busy with unpacking. Measured (KERNELS.md): what is counted is that of bfloat16, and of a block, 7 / 8.
   PageShape as_bfloat16 = shape;
   as_bfloat16.type = ScalarType::kBFloat16;
+  costs.block = as_bfloat16.bytes_per_block() * (shape.type == ScalarType::kFloat8 ? 7 : 8) / 8;
   // The unit is a byte that decode attention reads from L2: of all sequences that read a prefix, each by itself, only
   // the first has to fetch it from memory, which is half as fast. So what is read for a group counts twice.
   costs.group_block = as_bfloat16.bytes_per_block();
@@ -101,6 +100,13 @@ ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads) {
   constexpr std::int64_t kTilesOfGroup = 12'000;
   costs.query *= 3;
   costs.group = kTilesOfGroup * pair_layout(as_bfloat16.type, shape.head_dim).bytes;
+  return costs;
+}
+
+ReadingCosts beside_chunk(ReadingCosts costs, int num_chunk_tokens) {
+  // Measured: the launch more waits for the chunk's tasks, or these for it.
+  constexpr int kLargeChunk = 1024;
+  costs.group *= num_chunk_tokens >= kLargeChunk ? 2 : 1;
   return costs;
 }
 

@@ -44,6 +44,8 @@ SharedShape shared_shape(const PageShape& shape, const BatchArrays& batch);
 
 // What reading together costs on a GPU, in bytes that could be read meanwhile.
 ReadingCosts shared_reading_costs(const PageShape& shape, int num_heads);
+// The same in a step that has so many new tokens of prompts besides.
+ReadingCosts beside_chunk(ReadingCosts costs, int num_chunk_tokens);
 
 struct SharedPlan {
   std::vector<SharedPrefix> prefixes;  // those that are read together, as far as they are

@@ -163,8 +163,10 @@ std::vector<common::SharedPrefix> RecordingRunner::plan_sharing(const RaggedBatc
   if (!can_share() || !std::all_of(batch.context_lengths.begin(), batch.context_lengths.end(), is_seen)) {
     return {};
   }
-  const std::vector<common::SharedPrefix> groups =
-      groups_of(batch, num_decodes(batch), plans_->shape().block_size, plans_->costs());
+  const std::size_t count = num_decodes(batch);
+  const common::ReadingCosts costs =
+      common::beside_chunk(plans_->costs(), batch.num_tokens() - static_cast<int>(count));
+  const std::vector<common::SharedPrefix> groups = groups_of(batch, count, plans_->shape().block_size, costs);
   if (groups.empty()) {
     return {};
   }

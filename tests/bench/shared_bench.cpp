@@ -172,8 +172,9 @@ class SharedCase {
     const auto begin = std::chrono::steady_clock::now();
     constexpr int kPlans = 20;
     for (int i = 0; i < kPlans; ++i) {
-      timing.is_chosen =
-          !common::find_shared_prefixes(decodes, common::shared_reading_costs(shape, heads.num_heads)).empty();
+      const common::ReadingCosts costs =
+          common::beside_chunk(common::shared_reading_costs(shape, heads.num_heads), cell_.chunk);
+      timing.is_chosen = !common::find_shared_prefixes(decodes, costs).empty();
       common::write_plan(common::plan_shared_reading(host, all, shared), arrays, num_sequences, shared);
     }
     timing.plan = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / kPlans;

@@ -445,16 +445,43 @@ TEST_CASE("Shared reading: a chunk has no prefix", "[gpu]") {
   CHECK_THROWS_AS(plan_of({0, 20, 21, 22}, {1, 2}), common::CheckError);
 }
 
-TEST_CASE("Shared reading: a block costs its bytes, and a group as much as in bfloat16", "[gpu]") {
+TEST_CASE("Shared reading: what is chosen where it was measured", "[gpu]") {
   const auto costs_of = [](ScalarType type) {
     return common::shared_reading_costs({.num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = type}, 32);
   };
   const common::ReadingCosts wide = costs_of(ScalarType::kBFloat16);
   const common::ReadingCosts narrow = costs_of(ScalarType::kFloat8);
   CHECK(wide.block == 8 * 16 * 2 * 256);
-  CHECK(narrow.block == 8 * 16 * (2 * 128 + 8));  // of a row: K and V, two scales, and padding
   CHECK(wide.group_block == wide.block);
   CHECK(narrow.group_block == wide.group_block);
   CHECK(narrow.group == wide.group);
   CHECK(narrow.query == wide.query);
+  // Sequences that share a prefix of 32/8 heads of 128, in blocks of 16. The times are in h200.json.
+  const auto reads_together = [](const common::ReadingCosts& costs, int num_sequences, int num_shared) {
+    const int num_blocks = num_shared / 16;
+    std::vector<int> lengths(static_cast<std::size_t>(num_sequences), num_shared + 16);
+    std::vector<int> queries(lengths.size() + 1);
+    std::vector<int> starts(lengths.size() + 1);
+    std::vector<int> tables;
+    for (int s = 0; s < num_sequences; ++s) {
+      queries[static_cast<std::size_t>(s) + 1] = s + 1;
+      for (int block = 0; block < num_blocks; ++block) {
+        tables.push_back(block);
+      }
+      tables.push_back(num_blocks + s);
+      starts[static_cast<std::size_t>(s) + 1] = static_cast<int>(tables.size());
+    }
+    return !common::find_shared_prefixes({lengths, queries, tables, starts, 16}, costs).empty();
+  };
+  CHECK(reads_together(wide, 16, 2048));
+  CHECK(reads_together(wide, 32, 1000));
+  CHECK_FALSE(reads_together(wide, 4, 8192));
+  CHECK(reads_together(narrow, 8, 8192));
+  CHECK(reads_together(narrow, 4, 16384));
+  CHECK_FALSE(reads_together(narrow, 32, 1000));
+  CHECK(reads_together(common::beside_chunk(wide, 512), 16, 2048));
+  CHECK_FALSE(reads_together(common::beside_chunk(wide, 2000), 16, 2048));
+  CHECK(reads_together(common::beside_chunk(wide, 2000), 64, 1000));
+  CHECK_FALSE(reads_together(common::beside_chunk(narrow, 2000), 64, 1000));
+  CHECK(reads_together(common::beside_chunk(narrow, 2000), 64, 2048));
 }
