@@ -14,9 +14,10 @@
 // In a block, each kv head has rows of its own, so it has a list of its own, and each query is a sequence for each kv
 // head. Nothing is moved: only shapes and tables change.
 //
-//   pages     [num_blocks, num_kv_heads, block_size, head_dim]    [num_blocks * num_kv_heads * block_size, 1, 1,
-//   head_dim] queries   [num_tokens, num_heads, head_dim]                   [num_tokens * num_kv_heads, group,
-//   head_dim]
+//   pages     [num_blocks, num_kv_heads, block_size, head_dim]
+//    seen as  [num_blocks * num_kv_heads * block_size, 1, 1, head_dim]
+//   queries   [num_tokens, num_heads, head_dim]
+//    seen as  [num_tokens * num_kv_heads, num_heads / num_kv_heads, head_dim]
 //
 // A layer takes about as long as those kernels take for contexts that end at W. A list costs 4 bytes for each row of K
 // and V, of 8 x head_dim bytes in float32, and is made once for all layers.
