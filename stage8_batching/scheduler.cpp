@@ -35,9 +35,9 @@ void Scheduler::remove(SequenceGroup& group) {
 }
 
 std::string Scheduler::obstacle(const common::Request& request, int num_sequences) const {
-  const int most = std::min(options_.token_budget, options_.max_sequences);
-  if (num_sequences < 1 || num_sequences > most) {
-    return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences, most);
+  const int max_sequences = std::min(options_.token_budget, options_.max_sequences);
+  if (num_sequences < 1 || num_sequences > max_sequences) {
+    return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences, max_sequences);
   }
   const int block_size = manager_.block_size();
   const int slots = max_slots_of(request, num_sequences, block_size);

@@ -74,7 +74,7 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // Puts the group at the end of the queue, where it waits for ever if there is an obstacle().
+  // Puts the group at the end of the queue. Its request must have no obstacle(): else it never ends, nor do later ones.
   void add(std::shared_ptr<SequenceGroup> group);
   // Removes the group, running or waiting, and frees its blocks.
   void remove(SequenceGroup& group);

@@ -38,9 +38,9 @@ struct alignas(16) PrefixRows {
   int unused = 0;
 };
 
-// Float8: by how much, in powers of 2, the largest scores of PrefixResults are given too small; sums and outputs are
-// larger by as much. Decode attention's weights are relative to the largest score + exponent of V's scale, which may be
-// far below the prefix's largest score if V is small: relative to that one, float16 would have no weights.
+// Float8: the maxima in PrefixResults are stored this much too low (scores count powers of 2), sums and outputs 2^40
+// times as large. Decode attention's maxima are those of score + exponent of V's scale, which is at least -40
+// (float8.cuh): relative to the prefix's own maximum, float16 would have no weights if V is small.
 inline constexpr int kFloat8PrefixLowered = 40;
 
 // What an earlier launch has computed over the first tokens of sequences. Decode attention, whose lengths and tables

@@ -830,8 +830,8 @@ struct PrefillRows {
     }
   }
 
-  // Stores the rows of a part of the context as they are.
-  // Stores the rows with a largest score that is kLowered too small.
+  // Stores the rows of a part of the context. kLowered: the stored maximum is that much lower than the rows' own, and
+  // sum and output are 2^kLowered times as large.
   template <int kLowered>
   __device__ __forceinline__ void store_part(const PrefillWork& work) const {
     constexpr auto kFactor = static_cast<float>(std::uint64_t{1} << kLowered);

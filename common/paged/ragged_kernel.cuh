@@ -231,8 +231,8 @@ struct RaggedRows {
     }
   }
 
-  // Stores the first num_rows rows as they are, but with a largest score that is kLowered too small: the context has
-  // other parts.
+  // Stores the first num_rows rows of a part of the context. kLowered: the stored maximum is that much lower than the
+  // rows' own, and sum and output are 2^kLowered times as large.
   template <int kLowered>
   __device__ __forceinline__ void store_part(float* outputs, float2* max_and_sum, int num_rows) const {
     constexpr auto kFactor = static_cast<float>(std::uint64_t{1} << kLowered);

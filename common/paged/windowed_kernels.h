@@ -11,16 +11,16 @@
 //   position 8  |[31    4  5  6  7   12]
 //   position 9         [4  5  6  7   12 13]
 //
-// In a block, each kv head has rows of its own, so it has a list of its own, and each query is a sequence for each kv
-// head. Nothing is moved: only shapes and tables change.
+// Within a block each kv head has rows of its own. So there is a list for each kv head, and a query counts as one
+// sequence for each kv head. Nothing is moved: only shapes and tables change.
 //
 //   pages     [num_blocks, num_kv_heads, block_size, head_dim]
 //    seen as  [num_blocks * num_kv_heads * block_size, 1, 1, head_dim]
 //   queries   [num_tokens, num_heads, head_dim]
 //    seen as  [num_tokens * num_kv_heads, num_heads / num_kv_heads, head_dim]
 //
-// A layer takes about as long as those kernels take for contexts that end at W. A list costs 4 bytes for each row of K
-// and V, of 8 x head_dim bytes in float32, and is made once for all layers.
+// A layer does the work that those kernels do for contexts of W tokens; its time was not measured. A list costs 4 bytes
+// for each row of K and V, of 8 x head_dim bytes in float32, and is made once for all layers.
 #pragma once
 
 #include <cstddef>

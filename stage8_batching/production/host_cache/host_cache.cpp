@@ -25,11 +25,11 @@ void HostCache::grow(int num_there) noexcept {
 }
 
 void HostCache::store(const PrefixCache& pool, int block,
-                      const std::function<bool(int host_block)>& has_less) noexcept {
+                      const std::function<bool(int host_block)>& lacks_part) noexcept {
   try {
     const PrefixCache::Entry& evicted = pool.entry(block);
     if (const int same = find_child(evicted.parent_text, evicted.tokens, evicted.salt); same >= 0) {
-      if (has_less && has_less(same)) {
+      if (lacks_part && lacks_part(same)) {
         pending_copies_.push_back({block, same});
       }
       use(same);

@@ -40,10 +40,10 @@ class HostCache {
 
   // Keeps the text of a block that is about to be evicted from the pool, and plans its copy unless the text is here
   // already. If there is no room, the block that has not been used for the longest time makes some. Without memory, the
-  // text is lost. has_less: whether the host block with the text lacks a part of its K and V that the other one has
-  // (../windows/local_pool.h): then it is copied again.
+  // text is lost. lacks_part: whether the given host block, which has the text already, lacks a part
+  // (../windows/local_pool.h) that the evicted block has: then it is copied again.
   void store(const PrefixCache& pool, int block,
-             const std::function<bool(int host_block)>& has_less = nullptr) noexcept;
+             const std::function<bool(int host_block)>& lacks_part = nullptr) noexcept;
 
   // The host blocks with the beginning of `tokens`, in the text of tenants with this salt that follows the pool's text
   // with the number `parent`; 0: nothing comes before.

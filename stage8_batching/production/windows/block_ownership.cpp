@@ -24,7 +24,8 @@ int num_available(const KvCacheManager& manager) {
 }
 
 HeldBlocks::HeldBlocks(KvCacheManager& manager, int num_blocks) : manager_(manager), is_holding_(num_blocks > 0) {
-  COMMON_CHECK(!is_holding_ || manager.allocate(kHolder, num_blocks * manager.block_size()), "there are so many");
+  COMMON_CHECK(!is_holding_ || manager.allocate(kHolder, num_blocks * manager.block_size()),
+               "so many blocks have no owner");
 }
 
 HeldBlocks::~HeldBlocks() {

@@ -13,7 +13,7 @@ namespace stage8 {
 // Blocks without an owner: free ones, and cached ones that can be evicted.
 int num_available(const KvCacheManager& manager);
 
-// Blocks that a sequence of no request holds while this lives. There are no two at a time, but for some with 0 blocks.
+// Blocks that a sequence of no request holds while this lives. At most one object at a time holds any.
 class HeldBlocks {
  public:
   // CheckError if there are fewer than num_blocks without an owner.
@@ -31,8 +31,8 @@ class HeldBlocks {
   bool is_holding_;
 };
 
-// Takes a full block out of the table, which no later step reads, and puts `stand_in`, which has an owner, in its
-// place, so that positions stay.
+// Replaces a full block of the table that no later step reads by `stand_in`, a block with an owner, so that positions
+// stay.
 void replace_block(KvCacheManager& manager, SequenceId sequence, int index, int stand_in);
 
 // Starts a sequence whose first tokens are computed: these full blocks, which are published, are in its table. A

@@ -1,4 +1,4 @@
-// What schedulers ask, and do, that find room for windows.
+// What schedulers need to find room for sequences with windows.
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,10 @@ LocalPool::LocalPool(const LocalPoolSize& size)
 }
 
 bool LocalPool::will_have_part(const KvCacheManager& manager, int block) const {
-  const std::vector<BlockCopy> copies = untranslated(manager);
+  return has_part_after(untranslated(manager), block);
+}
+
+bool LocalPool::has_part_after(std::span<const BlockCopy> copies, int block) const {
   std::for_each(copies.rbegin(), copies.rend(), [&](const BlockCopy& copy) {  // back to where its contents are now
     block = copy.destination == block ? copy.source : block;
   });
@@ -86,12 +89,13 @@ int LocalPool::num_needed(const KvCacheManager& manager) {
 
 std::size_t LocalPool::num_usable(const KvCacheManager& manager, std::span<const int> blocks,
                                   const std::set<int>& copied) const {
+  const std::vector<BlockCopy> copies = untranslated(manager);
   std::size_t result = 0;
   std::size_t first = 0;  // of the blocks with parts, one after the other, that end here
   for (std::size_t count = 1; count <= blocks.size(); ++count) {
     const int block = blocks[count - 1];
     const bool has_part =
-        block < size_.num_blocks ? part_of(block) >= 0 && !copied.contains(block) : will_have_part(manager, block);
+        block < size_.num_blocks ? part_of(block) >= 0 && !copied.contains(block) : has_part_after(copies, block);
     first = has_part ? first : count;
     const int first_seen = std::max(0, static_cast<int>(count) * size_.block_size + 1 - size_.window);
     if (static_cast<int>(first) <= first_seen / size_.block_size) {

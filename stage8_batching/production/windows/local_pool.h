@@ -35,8 +35,7 @@ struct LocalPoolSize {
   int num_host_blocks = 0;
   int block_size = 0;
   int window = 0;
-  // That there are: copies on write that were planned for a step which then found no room take more than num_parts. 0:
-  // as many as blocks.
+  // That there are: some steps take more than num_parts (num_needed()). 0: as many as blocks.
   int max_parts = 0;
 };
 
@@ -56,8 +55,9 @@ class LocalPool {
   // Whether the block, of the pool or of the host, has a part once the copies have been carried out that are planned.
   bool will_have_part(const KvCacheManager& manager, int block) const;
 
-  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. Only
-  // copies on write that were planned for a step which then found no room can take it beyond that.
+  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. More are
+  // used only while sources of planned copies keep theirs: for copies on write of a step that then found no room, and
+  // for blocks that come back from the second tier in a step that evicts others.
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
@@ -91,6 +91,8 @@ class LocalPool {
   // Of the second tier's planned copies, and then of the manager's: what is translated stays in front, also when the
   // tier takes copies of the manager over.
   std::vector<BlockCopy> untranslated(const KvCacheManager& manager) const;
+  // Whether the block has a part once these copies have been carried out.
+  bool has_part_after(std::span<const BlockCopy> copies, int block) const;
   // With how many of these blocks a sequence can begin, with the parts that they have.
   std::size_t num_usable(const KvCacheManager& manager, std::span<const int> blocks, const std::set<int>& copied) const;
   // Plans the copies of parts that belong to the new ones.
