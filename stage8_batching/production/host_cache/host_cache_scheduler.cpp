@@ -38,7 +38,7 @@ bool HostCacheScheduler::find_room(SequenceGroup& group, const Admission& admiss
     host_cache_->touch(manager_.prefix_cache(), group.tokens(first, 0, static_cast<int>(num_known)),
                        group.request().cache_salt);
   }
-  if (!SpeculatingScheduler::find_room(group, admission)) {
+  if (!find_room_in_pool(group, admission)) {
     return false;
   }
   if (looks_up) {

@@ -31,6 +31,10 @@ class HostCacheScheduler : public SpeculatingScheduler {
   // The block is about to be evicted.
   virtual void store(int block) noexcept;
   bool find_room(SequenceGroup& group, const Admission& admission) override;
+  // The same without the second tier.
+  bool find_room_in_pool(SequenceGroup& group, const Admission& admission) {
+    return SpeculatingScheduler::find_room(group, admission);
+  }
 
   std::shared_ptr<HostCache> host_cache_;  // shared with the runner
 };

@@ -101,8 +101,7 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
   const int room = running().empty() ? std::numeric_limits<int>::max()
                                      : size.num_parts - pool_->num_needed(manager_) - admission.spare_blocks;
   if (group.output().state == RequestState::kSwapped) {
-    return static_cast<int>(group.live().size()) * max_window <= room &&
-           SpeculatingScheduler::find_room(group, admission);
+    return static_cast<int>(group.live().size()) * max_window <= room && find_room_in_pool(group, admission);
   }
   if (num_available(manager_) <= admission.spare_blocks) {
     return false;  // before the tokens are hashed
@@ -119,7 +118,7 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
     return false;
   }
   if (num_shared == hits.size()) {
-    return SpeculatingScheduler::find_room(group, admission);
+    return find_room_in_pool(group, admission);
   }
   const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
   return allocate_behind(manager_, group.live().front().sequence, std::span(hits).first(num_shared), salt,
@@ -147,7 +146,7 @@ bool LocalPoolScheduler::find_room_with_tier(SequenceGroup& group, std::span<con
   }
   // What the pool evicts to make room must not take the place of what is found.
   host_cache_->touch(manager_.prefix_cache(), text, salt);
-  if (!SpeculatingScheduler::find_room(group, admission)) {
+  if (!find_room_in_pool(group, admission)) {
     return false;
   }
   const SequenceId sequence = group.live().front().sequence;
