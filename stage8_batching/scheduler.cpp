@@ -20,6 +20,8 @@ int max_slots_of(const common::Request& request, int num_sequences, int block_si
 
 Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache)
     : manager_(manager), options_(options), use_prefix_cache_(use_prefix_cache) {
+  COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0,
+               "a step has room for at least one token and one sequence");
   running_.reserve(static_cast<std::size_t>(options.max_sequences));  // so that an admission can't fail half-way
 }
 
@@ -29,8 +31,9 @@ void Scheduler::remove(SequenceGroup& group) {
   const auto is_group = [&](const std::shared_ptr<SequenceGroup>& listed) { return listed.get() == &group; };
   if (std::erase_if(running_, is_group) > 0) {
     num_sequences_ -= group.max_sequences();
+  } else {
+    std::erase_if(waiting_, is_group);
   }
-  std::erase_if(waiting_, is_group);
   group.free_blocks();
 }
 
