@@ -25,15 +25,25 @@ struct DecodeCall {
   common::Overlap overlap;
 };
 
-template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
-void launch_decode(const DecodeCall& call) {
+template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous,
+          bool kGeneral>
+void launch_kernel(const DecodeCall& call) {
   constexpr std::size_t kRingBytes = kWarps * TileRing<kType, kHeadDim, kStages, kWarps>::kBytes;
   const std::size_t shared_bytes =
       kRingBytes + PartialSoftmax<kHeadDim>::bytes(kWarps, exchanged_at_once(call.shape.group));
-  common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,
+  common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous, kGeneral>,
                  dim3(static_cast<unsigned>(call.shape.num_workers)), 32 * kWarps, shared_bytes, call.stream,
                  call.overlap, call.pages, call.batch, static_cast<const Element*>(call.queries), call.new_rows,
                  call.prefixes, static_cast<Element*>(call.output), call.workspace, score_scale(kHeadDim));
+}
+
+template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
+void launch_decode(const DecodeCall& call) {
+  if (call.batch.window > 0 || call.prefixes.rows != nullptr || call.shape.heads_for_warps) {
+    launch_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous, true>(call);
+  } else {
+    launch_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous, false>(call);
+  }
 }
 
 template <ScalarType kType, int kHeadDim, int kQueryTiles, bool kContiguous>

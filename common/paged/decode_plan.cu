@@ -142,7 +142,7 @@ __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads
   // If no warp then has more than an eighth above the average: that is less than a merge of a head for each warp costs.
   const Cutting warps = cut_between_warps(num_heads, shape);
   const std::int64_t longest_of_warp = std::int64_t{longest} * (warps.count / shape.min_tiles);
-  if (8 * longest_of_warp * shape.num_workers * shape.min_tiles <= 9 * total) {
+  if (shape.heads_for_warps && 8 * longest_of_warp * shape.num_workers * shape.min_tiles <= 9 * total) {
     return warps;
   }
   const Cutting line = cut_line(total, num_heads, shape);

@@ -13,6 +13,7 @@ struct DecodeShape {
   int num_workers;  // thread blocks
   int min_tiles;    // a share has at least min_tiles tiles, unless the whole work has fewer
   bool many_heads;
+  bool heads_for_warps;  // there are nearly as many heads as warps, or more: each warp may have whole ones
   bool small_rings;
 };
 
@@ -33,10 +34,12 @@ inline DecodeShape decode_shape(const PageShape& shape, const BatchArrays& batch
     ring = small_decode_ring(shape.type, shape.head_dim, group);
   }
   const int resident = ring.resident * (takes_all ? num_multiprocessors : options.num_multiprocessors);
+  const int num_workers = options.num_workers > 0 ? options.num_workers : resident;
   return {.group = group,
-          .num_workers = options.num_workers > 0 ? options.num_workers : resident,
+          .num_workers = num_workers,
           .min_tiles = ring.warps,
           .many_heads = many_heads,
+          .heads_for_warps = 9 * batch.num_sequences * shape.num_kv_heads >= 8 * num_workers * ring.warps,
           .small_rings = small_rings};
 }
 
