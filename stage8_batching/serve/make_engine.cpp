@@ -117,8 +117,8 @@ common::WindowPoolFigures window_pool_figures(const Engine& engine) {
   const LocalPoolSize& size = pool.size();
   const common::LlamaConfig& config = engine.model().config();
   const int num_held = scheduler->running().empty() ? 0 : pool.num_held();  // counted when a step is scheduled
-  const std::int64_t num_local = config.num_layers - config.num_layers / config.global_period;
-  const std::int64_t block_bytes = engine.cache().bytes_per_slot / config.num_layers * num_local * size.block_size;
+  const std::int64_t block_bytes =
+      engine.cache().bytes_per_slot / config.num_layers * config.num_windowed_layers() * size.block_size;
   return {size.num_parts, num_held, pool.num_held() + pool.num_cached() - num_held, pool.num_evicted(),
           (size.num_blocks - size.num_parts) * block_bytes};
 }

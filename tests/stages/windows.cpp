@@ -497,6 +497,28 @@ TEST_CASE("windows: a text holds the window's blocks, however long it is", "[win
   }
 }
 
+// A prompt of 10 tokens, 4 at a time, and two tokens of the reply, with a window of 6. The last token is not read.
+//
+//   tokens in the cache    4   8  10  11  12
+//   computed in the step   4   4   2   1   1
+//   its queries see        4   8   7   6   6     the first of the chunk's two: 3 … 8, the second: 4 … 9
+TEST_CASE("windows: what a layer with a window reads is counted, by hand", "[windows]") {
+  for (const auto& [global_period, num_read] :
+       {std::pair{0, 4 + 8 + 7 + 6 + 6}, std::pair{2, (4 + 8 + 7 + 6 + 6 + 4 + 8 + 10 + 11 + 12) / 2}}) {
+    const Llama model = tests::windowed_model(6, global_period);  // two layers
+    tests::ServingOptions options;
+    options.scheduler.token_budget = 4;
+    tests::WindowedServing windowed(options, model);
+    stage::GenerationRequest request{tests::make_request(10, 3)};
+    request.request.num_speculative_tokens = 0;
+    windowed.serving.submit(request);
+    CHECK(windowed.serving.run() == kNoProblem);
+    CAPTURE(global_period);
+    CHECK(common::counter(windowed.serving.engine.counters(), "kv_bytes_read") ==
+          static_cast<double>(num_read * windowed.serving.engine.cache().bytes_per_slot));
+  }
+}
+
 TEST_CASE("windows: a server says how far a query sees, if that is the same in all layers", "[windows]") {
   for (const auto& [window, global_period] : {std::pair{0, 0}, std::pair{10, 0}, std::pair{10, 2}}) {
     const Llama model = tests::windowed_model(window, global_period);
