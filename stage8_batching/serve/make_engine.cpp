@@ -123,6 +123,11 @@ common::WindowPoolFigures window_pool_figures(const Engine& engine) {
           (size.num_blocks - size.num_parts) * block_bytes};
 }
 
+std::optional<common::WindowPromptFigures> window_prompt_figures(const Engine& engine) {
+  const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
+  return scheduler != nullptr ? std::optional(scheduler->statistics()) : std::nullopt;
+}
+
 bool exceeds_cache(const Engine& engine) {
   const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
   return scheduler != nullptr && scheduler->exceeds_pool();
@@ -204,6 +209,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {}; }
 
 common::WindowPoolFigures window_pool_figures(const Engine& /*engine*/) { return {}; }
+
+std::optional<common::WindowPromptFigures> window_prompt_figures(const Engine& /*engine*/) { return std::nullopt; }
 
 bool exceeds_cache(const Engine& /*engine*/) { return false; }
 

@@ -1119,3 +1119,23 @@ TEST_CASE("windows: over HTTP, a request whose windows don't fit is refused, and
     CHECK(fixture.is_pool_empty());
   }
 }
+
+TEST_CASE("windows: prompts that begin behind evicted blocks are counted in GET /metrics", "[windows]") {
+  common::LlamaConfig config = tests::default_session().model.config();
+  config.window = 24;
+  for (const int global_period : {0, 2}) {
+    config.global_period = global_period;
+    const Llama model(config, 1, common::Windows::kComputed);
+    tests::ApiFixture fixture(
+        {.num_slots = global_period == 0 ? 64 : 800, .context_length = 400, .token_budget = 8, .model = &model});
+    CAPTURE(global_period);
+    for (const int expected : {0, 1}) {
+      const nlohmann::json body = {{"prompt", std::vector<int>(100, 5)}, {"max_tokens", 20}, {"ignore_eos", true}};
+      CHECK(fixture.post("/v1/completions", body).status == 200);
+      // It begins with 24 of the 25 blocks, and its first query sees 73 … 96.
+      const bool counts = global_period == 0;
+      CHECK(tests::metric(fixture, "course:window_prompts_total") == (counts ? expected : -1));
+      CHECK(tests::metric(fixture, "course:window_prompt_tokens_saved_total") == (counts ? 96 * expected : -1));
+    }
+  }
+}

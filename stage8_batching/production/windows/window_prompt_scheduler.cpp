@@ -1,6 +1,7 @@
 #include "window_prompt_scheduler.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vector>
 
