@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -173,6 +174,8 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   tests::Serving& serving = windowed.serving;
   std::int64_t num_reads = 0;
   serving.engine.on_pass([&](const stage::RaggedBatch& batch) { num_reads += reads_of(batch, model.config()); });
+  std::int64_t num_lookups = 0;
+  std::set<int> swapped;
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
@@ -194,6 +197,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     if (!serving.engine.step()) {
       continue;
     }
+    for (const int id : serving.reports.back().admitted) {  // looked up each time, unless it was swapped out
+      num_lookups += options.prefix_cache && swapped.erase(id) == 0 ? 1 : 0;
+    }
+    swapped.insert(serving.reports.back().swapped_out.begin(), serving.reports.back().swapped_out.end());
     counts.add("swapped out", static_cast<long long>(serving.reports.back().swapped_out.size()));
     counts.add("recomputed", static_cast<long long>(serving.reports.back().recomputed.size()));
     if (const std::string problem = windowed.problem(); !problem.empty()) {
@@ -255,6 +262,11 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   if (const stage::LocalPool* pool = windowed.runner->local_pool()) {
     counts.add("parts given up", pool->num_evicted());
     counts.add("found by local pools", serving.engine_manager().prefix_cache().statistics().tokens_saved);
+  }
+  if (const std::int64_t counted = serving.engine_manager().prefix_cache().statistics().lookups;
+      counted != num_lookups) {
+    throw FuzzFailure(common::format("%lld lookups are counted, and there were %lld", static_cast<long long>(counted),
+                                     static_cast<long long>(num_lookups)));
   }
   // Without less than a token, if the layers are of two kinds. A pass that fails reads nothing.
   const std::int64_t bytes_per_slot = serving.engine.cache().bytes_per_slot;

@@ -581,7 +581,6 @@ TEST_CASE("windows: a prompt begins with its window, by hand", "[windows]") {
   REQUIRE(stage::allocate_behind(manager, 1, pool.find(text(1, 17)), 0, 2, 0));
   CHECK(manager.block_table(1) == Blocks{2, 2, 3, 5, 4});
   CHECK(manager.length(1) == 16);
-  CHECK(manager.prefix_cache().statistics().tokens_saved == 16);
   CHECK(pool.numbers.ledger(true) == kNoProblem);
   // What follows is published behind it.
   pool.append(1, {17, 50, 51, 52});
@@ -667,6 +666,10 @@ TEST_CASE("windows: a conversation's second turn finds its window, although its 
       dynamic_cast<const stage::WindowPromptScheduler&>(std::as_const(windowed.serving.engine).scheduler());
   CHECK(scheduler.statistics().prompts == 1);
   CHECK(scheduler.statistics().tokens == 76);
+  const stage::PrefixStatistics& lookups = windowed.serving.engine_manager().prefix_cache().statistics();
+  CHECK(lookups.lookups == 3);
+  CHECK(lookups.hits == 1);
+  CHECK(lookups.tokens_saved == 76);
 }
 
 TEST_CASE("windows: a request is longer than the pool", "[windows]") {
