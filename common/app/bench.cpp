@@ -95,8 +95,12 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
   const std::optional<ReadLimit> limit = target.read_limit ? target.read_limit() : std::nullopt;
   const double bandwidth = limit ? limit->bytes_per_second : measure_read_bandwidth(num_threads());
   const auto weight_bytes = static_cast<double>(limit ? limit->weight_bytes : model.weight_bytes_per_token());
-  const double mean_context = prompt_tokens + (new_tokens + 1) / 2.0;
-  const double kv_bytes = mean_context * static_cast<double>(target.kv_bytes_per_token);
+  std::int64_t num_reads = 0;
+  for (int i = 1; i <= new_tokens; ++i) {
+    num_reads += model.config().num_reads(prompt_tokens + i, 1);
+  }
+  const double tokens_read = static_cast<double>(num_reads) / (1.0 * new_tokens * model.config().num_layers);
+  const double kv_bytes = tokens_read * static_cast<double>(target.kv_bytes_per_token);
   const double decode_rate = new_tokens / decode_seconds;
   const double read_rate = decode_rate * (weight_bytes + kv_bytes);
   Table table({"measured", "value"});

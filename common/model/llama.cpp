@@ -620,6 +620,16 @@ Matrix gated(const Matrix& gate_up, bool gelu) {
 
 }  // namespace
 
+int LlamaConfig::num_windowed_layers() const {
+  const int num_global = global_period > 0 ? num_layers / global_period : 0;
+  return window > 0 ? num_layers - num_global : 0;
+}
+
+std::int64_t LlamaConfig::num_reads(int length, int num_queries) const {
+  const int num_seen = std::min(length, window + num_queries - 1);
+  return std::int64_t{num_windowed_layers()} * num_seen + std::int64_t{num_layers - num_windowed_layers()} * length;
+}
+
 struct Llama::Impl {
   Windows windows;
   LlamaConfig config;

@@ -50,6 +50,10 @@ struct LlamaConfig {
   bool sees_all(int layer) const { return global_period > 0 && (layer + 1) % global_period == 0; }
   int window_of(int layer) const { return sees_all(layer) ? 0 : window; }
   bool has_windows() const { return window > 0 && window < context_length; }  // of any effect
+  int num_windowed_layers() const;
+  // How many tokens' K and V attention reads for the last num_queries of `length` tokens, summed over all layers: in
+  // each, those that one of these queries sees.
+  std::int64_t num_reads(int length, int num_queries) const;
 };
 
 // What a caller's attention does in layers with a window.

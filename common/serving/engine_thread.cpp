@@ -636,6 +636,7 @@ void EngineThread::count(const StepReport* report) {
                           : EngineStatus{.prefix = state_.status.prefix,
                                          .host_cache = state_.status.host_cache,
                                          .window_pool = state_.status.window_pool,
+                                         .window_prompts = state_.status.window_prompts,
                                          .shared_reading = state_.status.shared_reading};
   state_.num_generated = num_generated_;
   for (const double seconds : between_tokens_) {

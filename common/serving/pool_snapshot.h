@@ -48,6 +48,12 @@ struct WindowPoolFigures {
   std::int64_t bytes_saved = 0;  // that these layers would need in addition with as many blocks as the others
 };
 
+// Prompts of a model whose layers all have one window. Counts are since the engine was made.
+struct WindowPromptFigures {
+  std::int64_t prompts = 0;  // that began with cached blocks, although some before them were evicted
+  std::int64_t tokens = 0;   // saved by that
+};
+
 // Blocks with which several sequences of a step begin, read once for all of them. Counts are since the engine was made.
 struct SharedReadingFigures {
   std::int64_t steps = 0;         // that had such blocks

@@ -118,6 +118,13 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
           "Memory that these layers would need in addition with as many blocks as the others.",
           static_cast<double>(windows.bytes_saved));
   }
+  if (status.window_prompts.has_value()) {
+    value("course:window_prompts_total", "counter",
+          "Sequences that began with cached blocks, although some before them were evicted.",
+          static_cast<double>(status.window_prompts->prompts));
+    value("course:window_prompt_tokens_saved_total", "counter", "Tokens that they did not compute because of that.",
+          static_cast<double>(status.window_prompts->tokens));
+  }
   value("course:steps_total", "counter", "Forward passes of the batch.", static_cast<double>(tally.steps.steps));
   head("vllm:request_success_total", "counter", "Requests that have ended, by reason.");
   for (const auto& [name, reason] : {std::pair("length", FinishReason::kLength), std::pair("stop", FinishReason::kStop),

@@ -70,6 +70,7 @@ struct EngineStatus {
   PrefixFigures prefix;
   HostCacheFigures host_cache;
   WindowPoolFigures window_pool;
+  std::optional<WindowPromptFigures> window_prompts;  // nothing where prompts need the blocks of their whole text
   SharedReadingFigures shared_reading;
 };
 

@@ -176,6 +176,7 @@ common::EngineStatus EngineAdapter::status() const {
                    prefix.evictions, prompt_tokens_, prompt_tokens_found_};
   status.host_cache = host_cache_figures(engine_);
   status.window_pool = window_pool_figures(engine_);
+  status.window_prompts = window_prompt_figures(engine_);
   status.shared_reading = shared_reading_figures(engine_);
   return status;
 }

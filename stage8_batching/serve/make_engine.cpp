@@ -117,10 +117,15 @@ common::WindowPoolFigures window_pool_figures(const Engine& engine) {
   const LocalPoolSize& size = pool.size();
   const common::LlamaConfig& config = engine.model().config();
   const int num_held = scheduler->running().empty() ? 0 : pool.num_held();  // counted when a step is scheduled
-  const std::int64_t num_local = config.num_layers - config.num_layers / config.global_period;
-  const std::int64_t block_bytes = engine.cache().bytes_per_slot / config.num_layers * num_local * size.block_size;
+  const std::int64_t block_bytes =
+      engine.cache().bytes_per_slot / config.num_layers * config.num_windowed_layers() * size.block_size;
   return {size.num_parts, num_held, pool.num_held() + pool.num_cached() - num_held, pool.num_evicted(),
           (size.num_blocks - size.num_parts) * block_bytes};
+}
+
+std::optional<common::WindowPromptFigures> window_prompt_figures(const Engine& engine) {
+  const auto* const scheduler = dynamic_cast<const WindowPromptScheduler*>(&engine.scheduler());
+  return scheduler != nullptr ? std::optional(scheduler->statistics()) : std::nullopt;
 }
 
 bool exceeds_cache(const Engine& engine) {
@@ -204,6 +209,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 common::HostCacheFigures host_cache_figures(const Engine& /*engine*/) { return {}; }
 
 common::WindowPoolFigures window_pool_figures(const Engine& /*engine*/) { return {}; }
+
+std::optional<common::WindowPromptFigures> window_prompt_figures(const Engine& /*engine*/) { return std::nullopt; }
 
 bool exceeds_cache(const Engine& /*engine*/) { return false; }
 

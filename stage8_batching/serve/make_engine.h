@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "../engine.h"
@@ -54,6 +55,8 @@ int give_up_hidden_blocks(KvCacheManager& manager, SequenceId sequence, int wind
 common::HostCacheFigures host_cache_figures(const Engine& engine);
 // Of the pool of the engine's layers with a window; zeros if all layers are in one pool.
 common::WindowPoolFigures window_pool_figures(const Engine& engine);
+// Of the prompts that a window's blocks are enough for; nothing if they need those of their whole text.
+std::optional<common::WindowPromptFigures> window_prompt_figures(const Engine& engine);
 // Whether one text may be longer than the cache, because only its windows have to fit.
 bool exceeds_cache(const Engine& engine);
 // The second tier's copies that are carried out before the next step.

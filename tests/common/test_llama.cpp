@@ -343,6 +343,19 @@ TEST_CASE("layers that see the last tokens only, against float64", "[llama][wind
   }
 }
 
+TEST_CASE("what layers with a window read, summed over all", "[llama][windows]") {
+  LlamaConfig config{.context_length = 100, .num_layers = 7};
+  CHECK(config.num_reads(10, 3) == 7 * 10);
+  config.window = 6;
+  CHECK(config.num_reads(6, 1) == 7 * 6);
+  CHECK(config.num_reads(10, 1) == 7 * 6);
+  CHECK(config.num_reads(10, 3) == 7 * 8);  // the queries at 7, 8 and 9 see 2 … 9
+  CHECK(config.num_reads(10, 10) == 7 * 10);
+  config.global_period = 3;  // the layers 2 and 5
+  CHECK(config.num_windowed_layers() == 5);
+  CHECK(config.num_reads(10, 3) == 5 * 8 + 2 * 10);
+}
+
 // The proportions of Gemma 3's smallest shape, 270M: one kv head for four, heads that are not hidden size / heads, five
 // layers with a window for each that sees all, bases 10,000 and 1,000,000, eighteen layers, the embedding as output.
 TinyModel small_gemma() {

@@ -1,11 +1,16 @@
-// What `plan` computes: published figures of known models, figures worked out by hand, and what it prints.
+// What `plan` computes: published figures of known models, figures worked out by hand, and what it prints. And the
+// bytes that `bench` says are read.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iostream>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "common/app/bench.h"
 #include "common/app/cli.h"
 #include "common/app/plan.h"
 #include "common/base/check.h"
@@ -415,4 +420,29 @@ TEST_CASE("plan: values that an option cannot have are usage errors", "[plan]") 
     CHECK(output.out.empty());
     CHECK(contains(output.err, row.part));
   }
+}
+
+TEST_CASE("bench: the bytes of K and V that a token reads, with windows and without", "[plan]") {
+  const auto read = [](const std::string& name, int prompt_tokens) {
+    const common::Preset& preset = common::find_preset(name);
+    const common::Llama model = common::Llama::synthetic(preset.config, 1, common::Windows::kComputed);
+    common::BenchTarget target;
+    target.kv_bytes_per_token = plan_pool(shape_of(name), kGiB, PoolDemand()).bytes_per_token;
+    target.read_limit = [] { return common::ReadLimit{1, 1, 1.0}; };
+    target.serve = [](std::span<const common::Token>, int num_tokens, const std::function<void()>& on_token) {
+      for (int i = 0; i < num_tokens; ++i) {
+        on_token();
+      }
+      return true;
+    };
+    const Captured out(std::cout);
+    common::print_speed(model, target, prompt_tokens, 99, 0.0);
+    const std::string text = out.text();
+    const std::size_t row = text.find("keys and values read a token");
+    return text.substr(row, text.find('\n', row) - row);
+  };
+  // With 10,050 tokens on average: three layers see them all, fifteen 512. 18 layers x 1 KiB.
+  CHECK(contains(read("gemma-3-270m", 10000), " 36.9 MiB |"));  // (3 x 10,050 + 15 x 512) KiB
+  CHECK(contains(read("gemma-3-270m", 300), " 6.15 MiB |"));    // 350 tokens x 18 KiB
+  CHECK(contains(read("smollm2-135m", 1950), " 43.9 MiB |"));   // 2,000 tokens x 22.5 KiB
 }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -122,6 +123,26 @@ void compare_tiers(tests::WindowedServing& windowed, const stage::HostCache& hos
   }
 }
 
+// How many tokens' K and V the pass reads, summed over all layers: looks at every query and every position.
+std::int64_t reads_of(const stage::RaggedBatch& batch, const common::LlamaConfig& config) {
+  std::int64_t sum = 0;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const int window = config.window_of(layer);
+    for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
+      std::vector<bool> is_seen(static_cast<std::size_t>(batch.context_lengths[i]));
+      for (int query = 0; query < batch.num_queries(i); ++query) {
+        const int own = batch.context_lengths[i] - batch.num_queries(i) + query;
+        for (int position = 0; position <= own; ++position) {
+          is_seen[static_cast<std::size_t>(position)] =
+              is_seen[static_cast<std::size_t>(position)] || window == 0 || position > own - window;
+        }
+      }
+      sum += std::count(is_seen.begin(), is_seen.end(), true);
+    }
+  }
+  return sum;
+}
+
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
   Random random(seed);
   const bool has_global = random.below(2) == 0;
@@ -151,6 +172,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   const bool has_faults = random.below(4) == 0;
   tests::WindowedServing windowed(options, model, num_parts);
   tests::Serving& serving = windowed.serving;
+  std::int64_t num_reads = 0;
+  serving.engine.on_pass([&](const stage::RaggedBatch& batch) { num_reads += reads_of(batch, model.config()); });
+  std::int64_t num_lookups = 0;
+  std::set<int> swapped;
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
     if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
@@ -172,6 +197,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     if (!serving.engine.step()) {
       continue;
     }
+    for (const int id : serving.reports.back().admitted) {  // looked up each time, unless it was swapped out
+      num_lookups += options.prefix_cache && swapped.erase(id) == 0 ? 1 : 0;
+    }
+    swapped.insert(serving.reports.back().swapped_out.begin(), serving.reports.back().swapped_out.end());
     counts.add("swapped out", static_cast<long long>(serving.reports.back().swapped_out.size()));
     counts.add("recomputed", static_cast<long long>(serving.reports.back().recomputed.size()));
     if (const std::string problem = windowed.problem(); !problem.empty()) {
@@ -233,6 +262,19 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   if (const stage::LocalPool* pool = windowed.runner->local_pool()) {
     counts.add("parts given up", pool->num_evicted());
     counts.add("found by local pools", serving.engine_manager().prefix_cache().statistics().tokens_saved);
+  }
+  if (const std::int64_t counted = serving.engine_manager().prefix_cache().statistics().lookups;
+      counted != num_lookups) {
+    throw FuzzFailure(common::format("%lld lookups are counted, and there were %lld", static_cast<long long>(counted),
+                                     static_cast<long long>(num_lookups)));
+  }
+  // Without less than a token, if the layers are of two kinds. A pass that fails reads nothing.
+  const std::int64_t bytes_per_slot = serving.engine.cache().bytes_per_slot;
+  const auto bytes_read = static_cast<std::int64_t>(common::counter(serving.engine.counters(), "kv_bytes_read"));
+  const std::int64_t extra = bytes_read - num_reads * (bytes_per_slot / model.config().num_layers);
+  if (!has_faults && (extra < 0 || extra >= (has_global ? bytes_per_slot : 1))) {
+    throw FuzzFailure(common::format("%lld bytes are reported as read, %lld too many",
+                                     static_cast<long long>(bytes_read), static_cast<long long>(extra)));
   }
   counts.add("steps with freed blocks", windowed.runner->num_stand_ins());
   counts.add("cached tokens", serving.engine_manager().prefix_cache().statistics().tokens_saved);

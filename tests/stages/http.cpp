@@ -44,6 +44,7 @@ using tests::http_get;
 using tests::http_post;
 using tests::HttpConnection;
 using tests::HttpReply;
+using tests::metric;
 using tests::read_all;
 using tests::read_reply;
 using tests::streamed_text;
@@ -72,13 +73,6 @@ std::string param_of(const common::ApiReply& reply) {
 bool has_header(const common::ApiReply& reply, const std::string& name) {
   return std::any_of(reply.headers.begin(), reply.headers.end(),
                      [&](const auto& header) { return header.first == name; });
-}
-
-// The value of a line of GET /metrics.
-double metric(ApiFixture& fixture, const std::string& name) {
-  const std::string text = fixture.get("/metrics").body;
-  const std::size_t at = text.find("\n" + name + "{");
-  return at == std::string::npos ? -1.0 : std::stod(text.substr(text.find("} ", at) + 2));
 }
 
 // Reads a stream of the pool's, one record after the other.

@@ -130,6 +130,13 @@ struct ApiFixture {
   common::Api api;
 };
 
+// The value of a line of GET /metrics; -1 if there is none.
+inline double metric(ApiFixture& fixture, const std::string& name) {
+  const std::string text = fixture.get("/metrics").body;
+  const std::size_t at = text.find("\n" + name + "{");
+  return at == std::string::npos ? -1.0 : std::stod(text.substr(text.find("} ", at) + 2));
+}
+
 // Reads a stream to its end.
 inline std::string read_all(common::ReplyBody& stream) {
   std::string text;

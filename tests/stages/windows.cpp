@@ -497,6 +497,28 @@ TEST_CASE("windows: a text holds the window's blocks, however long it is", "[win
   }
 }
 
+// A prompt of 10 tokens, 4 at a time, and two tokens of the reply, with a window of 6. The last token is not read.
+//
+//   tokens in the cache    4   8  10  11  12
+//   computed in the step   4   4   2   1   1
+//   its queries see        4   8   7   6   6     the first of the chunk's two: 3 … 8, the second: 4 … 9
+TEST_CASE("windows: what a layer with a window reads is counted, by hand", "[windows]") {
+  for (const auto& [global_period, num_read] :
+       {std::pair{0, 4 + 8 + 7 + 6 + 6}, std::pair{2, (4 + 8 + 7 + 6 + 6 + 4 + 8 + 10 + 11 + 12) / 2}}) {
+    const Llama model = tests::windowed_model(6, global_period);  // two layers
+    tests::ServingOptions options;
+    options.scheduler.token_budget = 4;
+    tests::WindowedServing windowed(options, model);
+    stage::GenerationRequest request{tests::make_request(10, 3)};
+    request.request.num_speculative_tokens = 0;
+    windowed.serving.submit(request);
+    CHECK(windowed.serving.run() == kNoProblem);
+    CAPTURE(global_period);
+    CHECK(common::counter(windowed.serving.engine.counters(), "kv_bytes_read") ==
+          static_cast<double>(num_read * windowed.serving.engine.cache().bytes_per_slot));
+  }
+}
+
 TEST_CASE("windows: a server says how far a query sees, if that is the same in all layers", "[windows]") {
   for (const auto& [window, global_period] : {std::pair{0, 0}, std::pair{10, 0}, std::pair{10, 2}}) {
     const Llama model = tests::windowed_model(window, global_period);
@@ -559,7 +581,6 @@ TEST_CASE("windows: a prompt begins with its window, by hand", "[windows]") {
   REQUIRE(stage::allocate_behind(manager, 1, pool.find(text(1, 17)), 0, 2, 0));
   CHECK(manager.block_table(1) == Blocks{2, 2, 3, 5, 4});
   CHECK(manager.length(1) == 16);
-  CHECK(manager.prefix_cache().statistics().tokens_saved == 16);
   CHECK(pool.numbers.ledger(true) == kNoProblem);
   // What follows is published behind it.
   pool.append(1, {17, 50, 51, 52});
@@ -645,6 +666,10 @@ TEST_CASE("windows: a conversation's second turn finds its window, although its 
       dynamic_cast<const stage::WindowPromptScheduler&>(std::as_const(windowed.serving.engine).scheduler());
   CHECK(scheduler.statistics().prompts == 1);
   CHECK(scheduler.statistics().tokens == 76);
+  const stage::PrefixStatistics& lookups = windowed.serving.engine_manager().prefix_cache().statistics();
+  CHECK(lookups.lookups == 3);
+  CHECK(lookups.hits == 1);
+  CHECK(lookups.tokens_saved == 76);
 }
 
 TEST_CASE("windows: a request is longer than the pool", "[windows]") {
@@ -1095,5 +1120,25 @@ TEST_CASE("windows: over HTTP, a request whose windows don't fit is refused, and
                  "do, or more --slots"));
     CHECK(ask(100, 1).status == 200);
     CHECK(fixture.is_pool_empty());
+  }
+}
+
+TEST_CASE("windows: prompts that begin behind evicted blocks are counted in GET /metrics", "[windows]") {
+  common::LlamaConfig config = tests::default_session().model.config();
+  config.window = 24;
+  for (const int global_period : {0, 2}) {
+    config.global_period = global_period;
+    const Llama model(config, 1, common::Windows::kComputed);
+    tests::ApiFixture fixture(
+        {.num_slots = global_period == 0 ? 64 : 800, .context_length = 400, .token_budget = 8, .model = &model});
+    CAPTURE(global_period);
+    for (const int expected : {0, 1}) {
+      const nlohmann::json body = {{"prompt", std::vector<int>(100, 5)}, {"max_tokens", 20}, {"ignore_eos", true}};
+      CHECK(fixture.post("/v1/completions", body).status == 200);
+      // It begins with 24 of the 25 blocks, and its first query sees 73 … 96.
+      const bool counts = global_period == 0;
+      CHECK(tests::metric(fixture, "course:window_prompts_total") == (counts ? expected : -1));
+      CHECK(tests::metric(fixture, "course:window_prompt_tokens_saved_total") == (counts ? 96 * expected : -1));
+    }
   }
 }

@@ -65,7 +65,7 @@ Step SpeculatingEngine::prepare(std::vector<ScheduledGroup> groups) {
     scoring_->score_next(std::move(scored));
   }
   step.enqueued(forward(batch), batch.logits_rows.size(), !speculating_.is_awaited() && may_run_ahead(step));
-  report_reads(batch.num_tokens() - step.batch().num_tokens());
+  report_reads(batch, batch.num_tokens() - step.batch().num_tokens());
   return step;
 }
 
@@ -180,9 +180,16 @@ void SpeculatingEngine::report_drafts(const std::vector<ScheduledGroup>& groups)
   }
 }
 
-void SpeculatingEngine::report_reads(int num_drafts) noexcept {
+void SpeculatingEngine::report_reads(const RaggedBatch& batch, int num_drafts) noexcept {
   StepReport& report = reporter_.report();
   report.num_read += num_drafts;
+  const common::LlamaConfig& config = model_.config();
+  for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
+    const int length = batch.context_lengths[i];
+    reads_saved_ += std::int64_t{length} * config.num_layers - config.num_reads(length, batch.num_queries(i));
+  }
+  report.num_read -= reads_saved_ / config.num_layers;
+  reads_saved_ %= config.num_layers;
   if (sharing_ != nullptr) {
     const std::int64_t blocks_saved = sharing_->figures().blocks_saved;
     const std::int64_t num_saved = (blocks_saved - std::exchange(blocks_saved_, blocks_saved)) * cache().block_size;

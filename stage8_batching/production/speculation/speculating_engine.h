@@ -45,8 +45,9 @@ class SpeculatingEngine : public Engine {
   void add_rows(SequenceId sequence, std::size_t row, int index);
   // Adds the drafts of these groups to the report, unless memory runs out: then it has none.
   void report_drafts(const std::vector<ScheduledGroup>& groups) noexcept;
-  // Corrects what the reporter counts as read: all tokens of the step's sequences, without drafts, by each sequence.
-  void report_reads(int num_drafts) noexcept;
+  // Corrects what the reporter counts as read: all tokens of the step's sequences, without drafts, by each sequence and
+  // in each layer. Of layers of two kinds, a token that some do not read counts in part.
+  void report_reads(const RaggedBatch& batch, int num_drafts) noexcept;
   // The rows behind one draft of each live branch.
   GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
@@ -54,6 +55,7 @@ class SpeculatingEngine : public Engine {
   RowScoring* scoring_;                // part of the engine's runner; null if it scores no rows
   const SharedReading* sharing_;       // the same; null if each sequence reads alone
   std::int64_t blocks_saved_ = 0;      // of its figures: reported so far
+  std::int64_t reads_saved_ = 0;       // by windows, of a token in a layer: not reported yet, less than a token
   // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.
   RaggedBatch batch_;
   std::map<SequenceId, int> first_rows_;  // where the rows behind a sequence's drafts begin

@@ -61,7 +61,10 @@ void start_with(KvCacheManager& manager, SequenceId sequence, std::vector<int> b
       cache.reacquire(block);
     }
   }
-  cache.count_lookup(num_blocks);
+}
+
+void count_lookup(KvCacheManager& manager, std::size_t num_blocks) {
+  (manager.*ManagerMembers::kPrefixCache).count_lookup(num_blocks);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Who owns blocks, beyond what KvCacheManager has functions for: to it, a sequence begins with the first block of its
-// text, and keeps all of them until it ends. Of the code in production/, only replace_block() and start_with() reach
-// into its protected members.
+// text, and keeps all of them until it ends. Of the code in production/, only the last three functions reach into its
+// protected members.
 #pragma once
 
 #include <cstdint>
@@ -39,5 +39,8 @@ void replace_block(KvCacheManager& manager, SequenceId sequence, int index, int 
 // reserve() of num_tokens tokens then needs no memory. If memory runs out, nothing changes.
 void start_with(KvCacheManager& manager, SequenceId sequence, std::vector<int> blocks, std::uint64_t salt,
                 int num_tokens);
+
+// Counts a lookup in the prefix cache, which has found num_blocks blocks.
+void count_lookup(KvCacheManager& manager, std::size_t num_blocks);
 
 }  // namespace

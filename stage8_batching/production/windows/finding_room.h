@@ -23,8 +23,8 @@ std::span<const common::Token> tokens_to_find(const SequenceGroup& group, std::s
 // -1: none of its own (window_prompts.h).
 int num_taken(const KvCacheManager& manager, std::span<const int> found, int num_tokens);
 
-// Starts that sequence. A block of its own stands in the places that are -1. Returns false and changes nothing if fewer
-// than spare_blocks blocks would stay without an owner.
+// Starts that sequence, and counts no lookup. A block of its own stands in the places that are -1. Returns false and
+// changes nothing if fewer than spare_blocks blocks would stay without an owner.
 bool allocate_behind(KvCacheManager& manager, SequenceId sequence, std::span<const int> found, std::uint64_t salt,
                      int num_tokens, int spare_blocks);
 

@@ -121,8 +121,12 @@ bool LocalPoolScheduler::find_room(SequenceGroup& group, const Admission& admiss
     return find_room_in_pool(group, admission);
   }
   const int num_missing = static_cast<int>(text.size()) - static_cast<int>(num_shared) * size.block_size;
-  return allocate_behind(manager_, group.live().front().sequence, std::span(hits).first(num_shared), salt,
-                         std::min(admission.max_tokens, num_missing), admission.spare_blocks);
+  if (!allocate_behind(manager_, group.live().front().sequence, std::span(hits).first(num_shared), salt,
+                       std::min(admission.max_tokens, num_missing), admission.spare_blocks)) {
+    return false;
+  }
+  count_lookup(manager_, num_shared);
+  return true;
 }
 
 bool LocalPoolScheduler::find_room_with_tier(SequenceGroup& group, std::span<const common::Token> text,
@@ -146,10 +150,11 @@ bool LocalPoolScheduler::find_room_with_tier(SequenceGroup& group, std::span<con
   }
   // What the pool evicts to make room must not take the place of what is found.
   host_cache_->touch(manager_.prefix_cache(), text, salt);
-  if (!find_room_in_pool(group, admission)) {
+  const SequenceId sequence = group.live().front().sequence;
+  if (!allocate_behind(manager_, sequence, hits, salt, std::min(admission.max_tokens, static_cast<int>(rest.size())),
+                       admission.spare_blocks)) {
     return false;
   }
-  const SequenceId sequence = group.live().front().sequence;
   try {
     host_cache_->restore(manager_, sequence, rest, salt, admission, num_usable);
   } catch (const std::bad_alloc&) {  // what has been brought back holds
@@ -160,6 +165,7 @@ bool LocalPoolScheduler::find_room_with_tier(SequenceGroup& group, std::span<con
     manager_.free(sequence);
     return false;
   }
+  count_lookup(manager_, hits.size());  // not before: what finds nothing in the tier is looked up in the pool alone
   return true;
 }
 

@@ -1,6 +1,7 @@
 #include "window_prompt_scheduler.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -87,6 +88,7 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
   if (!allocate_behind(manager_, group.live().front().sequence, found.blocks, salt, num_tokens, terms.spare_blocks)) {
     return false;
   }
+  count_lookup(manager_, found.blocks.size());
   if (found.blocks.size() > found.num_first) {
     statistics_.prompts += 1;
     statistics_.tokens += static_cast<std::int64_t>(found.blocks.size() - found.num_first) * manager_.block_size();

@@ -5,10 +5,10 @@
 //     behind its windows then is freed before the next one.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "../speculation/speculating_scheduler.h"
+#include "common/serving/pool_snapshot.h"
 #include "evicted_texts.h"
 #include "window_scheduler.h"
 
@@ -16,12 +16,6 @@ namespace stage8 {
 
 class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
  public:
-  // Counts of events so far.
-  struct Statistics {
-    std::int64_t prompts = 0;  // that began with cached blocks, although some before them were not
-    std::int64_t tokens = 0;   // saved by that
-  };
-
   // window, num_in_flight: WindowScheduler's. The other arguments are SpeculatingScheduler's.
   WindowPromptScheduler(int window, int num_in_flight, KvCacheManager& manager, const SchedulerOptions& options,
                         bool use_prefix_cache, int default_drafts, const TokenCost& cost);
@@ -34,7 +28,7 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
   std::string obstacle(const common::Request& request, int num_sequences) const override;
 
   const EvictedTexts& evicted_texts() const { return evicted_; }
-  const Statistics& statistics() const { return statistics_; }
+  const common::WindowPromptFigures& statistics() const { return statistics_; }
 
  protected:
   bool find_room(SequenceGroup& group, const Admission& admission) override;
@@ -49,7 +43,7 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
   void make_room_to_stand_in();
 
   EvictedTexts evicted_;
-  Statistics statistics_;
+  common::WindowPromptFigures statistics_;
 };
 
 }  // namespace
