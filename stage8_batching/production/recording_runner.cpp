@@ -100,13 +100,11 @@ std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num
   const common::LlamaConfig& config = this->model().config();
   const int num_layers = config.num_layers;
   const int num_global = num_layers / config.global_period;
-  // A sequence can have a copy on write more than the pool's books allow for (local_pool.h).
-  const auto max_parts = [&](int num_blocks) { return num_parts(num_blocks) + max_sequences(); };
   // The most blocks for which all layers find room where they had as many each.
   const std::int64_t room = std::int64_t{size_.num_blocks} * num_layers;
   const auto fits = [&](int num_blocks) {
     return std::int64_t{num_blocks} * num_global +
-               std::int64_t{std::min(max_parts(num_blocks), num_blocks)} * (num_layers - num_global) <=
+               std::int64_t{std::min(num_parts(num_blocks), num_blocks)} * (num_layers - num_global) <=
            room;
   };
   int num_blocks = size_.num_blocks;
@@ -114,7 +112,7 @@ std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num
     const int middle = num_blocks + (above - num_blocks) / 2;
     (fits(middle) ? num_blocks : above) = middle;
   }
-  if (max_parts(num_blocks) >= num_blocks) {
+  if (num_parts(num_blocks) >= num_blocks) {
     return nullptr;
   }
   COMMON_CHECK(last().value == 0 && local_ == nullptr, "the pages hold nothing yet");
@@ -122,14 +120,13 @@ std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num
                                                         .num_blocks = num_blocks,
                                                         .num_host_blocks = size_.num_host_blocks,
                                                         .block_size = page_.block_size,
-                                                        .window = config.window,
-                                                        .max_parts = max_parts(num_blocks)});
+                                                        .window = config.window});
   const std::size_t max_table_blocks =
       static_cast<std::size_t>(max_sequences()) * static_cast<std::size_t>(buffers({0}).inputs().max_blocks());
-  local_ = std::make_unique<LocalPages>(pool, with_blocks(page_, max_parts(num_blocks)), num_layers - num_global,
+  local_ = std::make_unique<LocalPages>(pool, with_blocks(page_, pool->size().num_parts), num_layers - num_global,
                                         max_tokens_, max_table_blocks);
   host_blocks_.emplace(with_blocks(page_, num_blocks), num_global, size_.num_host_blocks);
-  tables_->layers.divide(num_blocks, max_parts(num_blocks));
+  tables_->layers.divide(num_blocks, pool->size().num_parts);
   size_.num_blocks = num_blocks;
   return pool;
 }
@@ -149,6 +146,23 @@ int RecordingRunner::num_allocated() const {
 std::string RecordingRunner::why_no_more() const {
   std::string reason = host_blocks_->why_no_more();
   return reason.empty() && local_ != nullptr ? local_->why_no_more() : reason;
+}
+
+void RecordingRunner::poison_parts(std::span<const int> parts) {
+  const common::LlamaConfig& config = this->model().config();
+  const auto num_layers = static_cast<std::size_t>(config.num_layers - config.num_layers / config.global_period);
+  const common::Pages first = tables_->layers.pages_of(true);
+  const auto poison = [&](void* memory, std::size_t layer_bytes, int part) {
+    const std::size_t bytes = layer_bytes / static_cast<std::size_t>(first.shape.num_blocks);
+    if (bytes > 0) {
+      CUDA_CHECK(cudaMemset2DAsync(static_cast<std::byte*>(memory) + static_cast<std::size_t>(part) * bytes,
+                                   layer_bytes, 0xFF, bytes, num_layers, stream().get()));
+    }
+  };
+  for (const int part : parts) {
+    poison(first.keys, first.shape.keys_bytes(), part);
+    poison(first.values, first.shape.values_bytes(), part);
+  }
 }
 
 bool RecordingRunner::set_reading_costs(const common::ReadingCosts& costs) {

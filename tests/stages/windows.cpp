@@ -179,9 +179,9 @@ struct NumbersAndParts {
 
 // The same with a second tier of the prefix cache, whose blocks come behind the pool's.
 struct TwoTiers : NumbersAndParts {
-  TwoTiers(int num_parts, int window, int num_blocks)
-      : NumbersAndParts(num_parts, window, num_blocks, 8),
-        host(std::make_shared<stage::HostCache>(num_blocks, 8, kBlockSize)) {
+  TwoTiers(int num_parts, int window, int num_blocks, int num_host_blocks = 8)
+      : NumbersAndParts(num_parts, window, num_blocks, num_host_blocks),
+        host(std::make_shared<stage::HostCache>(num_blocks, num_host_blocks, kBlockSize)) {
     parts.attach(host);
     stage::KvCacheManager& manager = numbers.manager();
     manager.on_evict([this, &manager](int block) {
@@ -780,7 +780,8 @@ TEST_CASE("windows: a text that was computed again lends its parts to the blocks
   NumbersAndParts pools(3, 6, 12);
   stage::KvCacheManager& manager = pools.numbers.manager();
   pools.start(0, text(1, 10));
-  pools.append(0, text(11, 17));
+  pools.append(0, text(11, 13));
+  pools.append(0, text(14, 17));
   manager.free(0);
   CHECK(pools.num_shared(8) == 0);
   pools.start(1, text(1, 9), false);
@@ -810,11 +811,11 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   manager.fork(0, 1);
   const int shared = pools.parts_of(0).back();
   pools.append(1, {15});
-  CHECK(pools.parts_of(0).back() == shared);
-  CHECK(pools.parts_of(1).back() != shared);
+  CHECK(pools.parts_of(1).back() == shared);
+  CHECK(pools.parts_of(0).back() != shared);  // the first of the two gets another part
   REQUIRE(pools.parts.pending_copies().size() == 1);
   CHECK(pools.parts.pending_copies().front().source == shared);
-  CHECK(pools.parts.pending_copies().front().destination == pools.parts_of(1).back());
+  CHECK(pools.parts.pending_copies().front().destination == pools.parts_of(0).back());
   pools.parts.clear_pending_copies();
 
   const std::vector<int> both = {0, 1};
@@ -835,6 +836,27 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   CHECK(pools.parts.pending_copies().size() == 3);  // of 8 … 11, and of both ends
   CHECK(pools.parts_of(0)[1] == -1);
   CHECK(pools.parts.num_held() == 3);
+}
+
+TEST_CASE("windows: a copy on write and a swap in one step take no part beyond the pool", "[windows]") {
+  NumbersAndParts pools(4, 6, 12, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 6));
+  manager.fork(0, 1);
+  pools.start(2, text(31, 36));
+  CHECK(pools.parts.num_held() == 4);
+  // The copy of the shared end is a fifth block, and then the other sequence is preempted.
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.reserve(1, 1));
+  CHECK(pools.parts.num_needed(manager) == 5);
+  const std::vector<int> other = {2};
+  REQUIRE(manager.swap_out(other));
+  pools.parts.end_step(manager);
+  pools.numbers.execute_copies();
+  CHECK(pools.parts.num_held() == 3);
+  CHECK(pools.parts_of(0).back() != pools.parts_of(1).back());
+  CHECK(pools.parts.pending_copies().size() == 3);
+  CHECK(tests::check_parts(pools.parts, manager) == kNoProblem);
 }
 
 TEST_CASE("windows: with two pools, a long text holds the window's parts only", "[windows]") {
@@ -1006,26 +1028,55 @@ TEST_CASE("windows: two pools and a second tier, by hand", "[windows]") {
 TEST_CASE("windows: a text that was computed again takes its part to the host's block", "[windows]") {
   TwoTiers pools(3, 6, 4);
   stage::KvCacheManager& manager = pools.numbers.manager();
-  const auto evict_all = [&](int first) {
-    pools.start(9, text(first, first + 7));
-    pools.append(9, text(first + 8, first + 14));
-    manager.free(9);
+  const auto evict_all = [&] {
+    pools.parts.begin_step(manager);
+    REQUIRE(manager.allocate(-1, 16));  // by no sequence of an engine
+    pools.compute(-1, {});
+    manager.free(-1);
   };
   pools.start(0, text(1, 8));
   pools.append(0, text(9, 12));
   pools.append(0, text(13, 16));  // the first block's part is given up
   CHECK(pools.parts_of(0)[0] == -1);
   manager.free(0);
-  evict_all(31);
+  evict_all();
   const Blocks found = pools.host->find(0, text(1, 4), 0);
   REQUIRE(found.size() == 1);
   CHECK(pools.parts.part_of(found.front()) == -1);
 
   pools.start(1, text(1, 5), false);
   manager.free(1);
-  evict_all(51);
+  evict_all();
   CHECK(pools.host->find(0, text(1, 4), 0) == found);
   CHECK(pools.parts.part_of(found.front()) == found.front());
+}
+
+TEST_CASE("windows: what comes back in a step that evicts others takes no part beyond the pool", "[windows]") {
+  TwoTiers pools(6, 6, 9, 16);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  const auto cache = [&](int first, int num_blocks) {
+    pools.start(0, text(first, first + 4 * num_blocks - 1));
+    manager.free(0);
+  };
+  cache(31, 5);
+  cache(1, 2);
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.allocate(-1, 36));  // by no sequence of an engine: all that is cached goes to the host
+  pools.compute(-1, {});
+  manager.free(-1);
+  cache(61, 6);
+  // One sequence finds room, and for another one the cached blocks go, whose parts are all that there are.
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.allocate(1, text(1, 9)));
+  pools.host->restore(manager, 1, text(1, 9), 0, {});
+  REQUIRE(manager.allocate(2, text(31, 51)));
+  pools.host->restore(manager, 2, text(31, 51), 0, {});
+  CHECK(manager.length(1) == 8);
+  CHECK(manager.length(2) == 20);
+  CHECK(pools.parts.num_needed(manager) == 6);
+  pools.compute(1, text(9, 9));
+  CHECK(pools.parts.num_held() == 6);
+  CHECK(tests::check_parts(pools.parts, manager) == kNoProblem);
 }
 
 TEST_CASE("windows: with two pools and a second tier, a prompt is found with its window's parts", "[windows]") {

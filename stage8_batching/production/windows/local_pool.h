@@ -35,8 +35,6 @@ struct LocalPoolSize {
   int num_host_blocks = 0;
   int block_size = 0;
   int window = 0;
-  // That there are: some steps take more than num_parts (num_needed()). 0: as many as blocks.
-  int max_parts = 0;
 };
 
 class LocalPool {
@@ -45,7 +43,7 @@ class LocalPool {
 
   const LocalPoolSize& size() const { return size_; }
   // The block's part, or -1. The part of a host block has the block's own number. The others are numbered from 0 on,
-  // the smallest that is free first, and below max_parts: see num_needed().
+  // the smallest that is free first.
   int part_of(int block) const { return part_of_[static_cast<std::size_t>(block)]; }
   bool is_free(int part) const { return users_[static_cast<std::size_t>(part)].empty(); }
 
@@ -55,9 +53,7 @@ class LocalPool {
   // Whether the block, of the pool or of the host, has a part once the copies have been carried out that are planned.
   bool will_have_part(const KvCacheManager& manager, int block) const;
 
-  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. More are
-  // used only while sources of planned copies keep theirs: for copies on write of a step that then found no room, and
-  // for blocks that come back from the second tier in a step that evicts others.
+  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts.
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
@@ -86,6 +82,11 @@ class LocalPool {
 
  private:
   using Blocks = std::multiset<int>;
+  // Of planned copies.
+  struct Sources {
+    Blocks all;
+    Blocks kept;  // those whose parts must be copied, too
+  };
 
   int num_used() const { return static_cast<int>(order_.size()); }
   // Of the second tier's planned copies, and then of the manager's: what is translated stays in front, also when the
@@ -95,14 +96,15 @@ class LocalPool {
   bool has_part_after(std::span<const BlockCopy> copies, int block) const;
   // With how many of these blocks a sequence can begin, with the parts that they have.
   std::size_t num_usable(const KvCacheManager& manager, std::span<const int> blocks, const std::set<int>& copied) const;
-  // Plans the copies of parts that belong to the new ones.
+  // Plans the copies of parts that belong to the new ones. A copy on write shares the part, until it is written to.
   void translate(const KvCacheManager& manager);
+  void share_part(int block, int part);
   // Gives the block a part that no other block has. Those of blocks that a window reaches are not taken for it, nor
-  // those of `sources`.
-  void give_part(int block, const Blocks& sources);
+  // those of `sources`, unless no others are left: then those that need not be kept.
+  void give_part(int block, const Sources& sources);
   void drop_part(int block);
-  // Gives up the part that has not been in a window for the longest time, with the same exceptions. Returns false if
-  // there is none.
+  // Gives up the part that has not been in a window for the longest time. Returns false if a window or `sources` need
+  // all of them.
   bool evict(const Blocks& sources);
 
   // Whether the block, or the part if it is one, is counted for the first time since begin_count().
