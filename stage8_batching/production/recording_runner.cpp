@@ -10,6 +10,7 @@
 
 #include "../kernels/step_buffers.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/cuda/model/cuda_llama.h"
 #include "device_sampler.h"
 #include "speculation/token_cost.h"
@@ -44,6 +45,15 @@ KvCacheShape without_host_blocks(KvCacheShape shape) {
   return shape;
 }
 
+// Of layers of both kinds, those that see all may get more blocks than the runner is made with. Then a table may be as
+// long as the model's context, as if the number of blocks were not known.
+std::optional<common::MemoryShare> share_for(const std::optional<common::MemoryShare>& share, const KvCacheShape& shape,
+                                             bool can_be_divided) {
+  return share.has_value() || !can_be_divided
+             ? share
+             : common::MemoryShare{.memory_fraction = 1.0, .max_slots = shape.num_slots()};
+}
+
 int most_blocks(const common::MemoryShare& share, int block_size) {
   return static_cast<int>(std::min<std::int64_t>((share.max_slots + block_size - 1) / block_size,
                                                  std::numeric_limits<int>::max() / block_size - 1));
@@ -75,8 +85,8 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                                  int chunk_size, int max_sequences, const std::optional<common::MemoryShare>& share,
                                  common::Communicator* peers, std::unique_ptr<Tables> tables)
     : GpuRunner(
-          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->layers, share,
-          peers,
+          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->layers,
+          share_for(share, shape, peers == nullptr && tables->layers.has_both()), peers,
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
           },
@@ -91,9 +101,18 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                                     : size_.num_blocks),
       host_blocks_(std::in_place, with_blocks(page_, size_.num_blocks), shape.num_layers, shape.num_host_blocks),
       vocab_size_(model.config().vocab_size),
-      max_tokens_(chunk_size) {}
+      max_tokens_(chunk_size) {
+  if (!share.has_value()) {
+    size_.reason.clear();
+    if (size_.num_blocks < shape.num_blocks) {
+      throw common::InputError("the GPU has no room for the model and " +
+                               common::format_bytes(size_.bytes_per_slot * shape.num_slots()) +
+                               " of K and V; a smaller cache (--slots) may fit");
+    }
+  }
+}
 
-std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num_parts) {
+std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num_parts, int num_blocks) {
   if (!tables_->layers.has_both()) {
     return nullptr;
   }
@@ -102,16 +121,19 @@ std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num
   const int num_global = num_layers / config.global_period;
   // The most blocks for which all layers find room where they had as many each.
   const std::int64_t room = std::int64_t{size_.num_blocks} * num_layers;
-  const auto fits = [&](int num_blocks) {
-    return std::int64_t{num_blocks} * num_global +
-               std::int64_t{std::min(num_parts(num_blocks), num_blocks)} * (num_layers - num_global) <=
+  const auto fits = [&](int count) {
+    return std::int64_t{count} * num_global +
+               std::int64_t{std::min(num_parts(count), count)} * (num_layers - num_global) <=
            room;
   };
-  int num_blocks = size_.num_blocks;
-  for (int above = max_blocks_ + 1; above - num_blocks > 1;) {
-    const int middle = num_blocks + (above - num_blocks) / 2;
-    (fits(middle) ? num_blocks : above) = middle;
+  if (num_blocks == 0) {
+    num_blocks = size_.num_blocks;
+    for (int above = max_blocks_ + 1; above - num_blocks > 1;) {
+      const int middle = num_blocks + (above - num_blocks) / 2;
+      (fits(middle) ? num_blocks : above) = middle;
+    }
   }
+  COMMON_CHECK(fits(num_blocks), "the pages have room for so many blocks and their parts");
   if (num_parts(num_blocks) >= num_blocks) {
     return nullptr;
   }

@@ -48,7 +48,7 @@ class RecordingRunner : public GpuRunner,
   std::string why_no_more() const override;
   void copy_beside(std::span<const BlockCopy> copies) override;
   bool can_share() const override { return plans_ != nullptr && local_ == nullptr; }
-  std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts) override;
+  std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts, int num_blocks) override;
   StepId enqueue(const RaggedBatch& batch) override;
   StepResult wait(StepId step) override;
 

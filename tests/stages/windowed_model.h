@@ -147,9 +147,9 @@ class PoisoningRunner : public RunnerAround {
   PoisoningRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
       : RunnerAround(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
 
-  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& num_parts) override {
+  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& num_parts, int num_blocks) override {
     local_pool_ =
-        cpu_.separate_windows([&](int num_blocks) { return num_parts_ > 0 ? num_parts_ : num_parts(num_blocks); });
+        cpu_.separate_windows([&](int count) { return num_parts_ > 0 ? num_parts_ : num_parts(count); }, num_blocks);
     if (local_pool_ != nullptr) {
       cpu_.local_cache().fill(std::numeric_limits<float>::quiet_NaN());
       cpu_.kv_cache().fill(std::numeric_limits<float>::quiet_NaN());

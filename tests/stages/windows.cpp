@@ -12,6 +12,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -1113,6 +1114,33 @@ TEST_CASE("windows: a server's figures tell what the second pool saves", "[windo
   CHECK(state.status.window_pool.bytes_saved == 90 * block_bytes);
   CHECK(common::metrics_text(state, "small").find("course:window_pool_blocks{model_name=\"small\"} 10\n") !=
         std::string::npos);
+}
+
+TEST_CASE("windows: with two pools, a number of slots is that of the layers that see all", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots = 160;
+  options.block_size = 4;
+  options.scheduler.token_budget = 8;
+  std::unique_ptr<stage::Runner> runner = stage::make_engine_runner(model, options);
+  CHECK(runner->cache().num_blocks == 25);  // 40 in half the layers; two windows of 4 and a step of 2 in the others
+  const std::unique_ptr<stage::Engine> engine = stage::make_engine(model, options, std::move(runner), 0);
+  CHECK(engine->cache().num_blocks == 40);
+  CHECK(stage::window_pool_figures(*engine).num_blocks == 10);
+  const std::vector<common::Request> requests = {tests::make_request(120, 40)};
+  stage::EngineOptions separate;
+  separate.gpu.device = stage::Device::kCpu;
+  stage::Engine whole(model, separate);
+  CHECK(tests::run_requests(*engine, requests).completions.front().tokens ==
+        tests::run_requests(whole, requests).completions.front().tokens);
+
+  // One kind of layers, or nothing to save.
+  for (const auto& [window, global_period, num_slots] : {std::tuple{10, 0, 160}, std::tuple{10, 2, 40}}) {
+    options.num_slots = num_slots;
+    const Llama other = tests::windowed_model(window, global_period);
+    CHECK(stage::make_engine_runner(other, options)->cache().num_blocks == num_slots / 4);
+  }
 }
 
 TEST_CASE("windows: over HTTP, a request whose windows don't fit is refused, and the server goes on", "[windows]") {

@@ -141,9 +141,9 @@ class SeparateWindows {
   // How many blocks these layers have if the others have num_blocks.
   using NumParts = std::function<int(int num_blocks)>;
   // From the first step on, which comes later, these layers have fewer blocks; the scheduler keeps the pool's books.
-  // The others may have more than before: see Runner::cache(). Null, and nothing changes, if these would be as many as
-  // the others.
-  virtual std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts) = 0;
+  // The others have num_blocks, which may be more than before, see Runner::cache(); 0: as many as the memory holds.
+  // Null, and nothing changes, if these would be as many as the others.
+  virtual std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts, int num_blocks) = 0;
 };
 
 }  // namespace
