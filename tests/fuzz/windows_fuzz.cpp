@@ -231,6 +231,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   }
   if (const stage::LocalPool* pool = windowed.runner->local_pool()) {
     counts.add("parts given up", pool->num_evicted());
+    counts.add("parts brought back alone", pool->num_brought_back());
     counts.add("found by local pools", serving.engine_manager().prefix_cache().statistics().tokens_saved);
   }
   counts.add("steps with freed blocks", windowed.runner->num_stand_ins());
@@ -245,6 +246,6 @@ int main(int argc, char** argv) {
       FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed", "back from the host",
                   "steps with freed blocks", "cached tokens", "too wide", "parts given up", "found by local pools",
                   "found behind evicted blocks", "longer than the pool", "failed", "back from the host to two pools",
-                  "parts in both tiers", "in both tiers, a part at most in one"}),
+                  "parts brought back alone", "parts in both tiers", "in both tiers, a part at most in one"}),
       run_case);
 }

@@ -1017,6 +1017,8 @@ TEST_CASE("windows: two pools and a second tier, by hand", "[windows]") {
   pools.begin(2, text(1, 18));
   CHECK(manager.block_table(2) == Blocks{7, 1, 3, 5, 4});
   CHECK(manager.length(2) == 16);
+  CHECK(pools.num_shared(16) == 4);  // an equal prompt in the same step
+  CHECK(pools.num_shared(8) == 0);
   pools.compute(2, text(17, 18));
   CHECK(pools.copies ==
         std::vector<std::pair<int, int>>{{1, 12}, {3, 13}, {5, 14}, {4, 15}, {11, 7}, {10, 1}, {9, 3}, {8, 5}});
@@ -1024,6 +1026,15 @@ TEST_CASE("windows: two pools and a second tier, by hand", "[windows]") {
   CHECK(pools.parts_of(2)[1] == -1);  // no query sees it
   CHECK(pools.parts_of(2)[2] >= 0);
   CHECK(pools.parts_of(2)[3] >= 0);
+
+  // The prompt with 12 tokens alike: they are in the pool by now, but block 1's part is on the host alone.
+  CHECK(pools.num_shared(12) == 3);
+  const Blocks parts = pools.parts_of(2);
+  REQUIRE(pools.parts.pending_copies().size() == 1);
+  CHECK(pools.parts.pending_copies().front().source == 10);
+  CHECK(pools.parts.pending_copies().front().destination == parts[1]);
+  CHECK(pools.num_shared(8) == 0);  // block 7 has no part anywhere
+  CHECK(pools.parts.pending_copies().size() == 1);
 }
 
 TEST_CASE("windows: a text that was computed again takes its part to the host's block", "[windows]") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <unordered_map>
 
 #include "common/base/check.h"
@@ -86,18 +87,12 @@ int LocalPool::num_needed(const KvCacheManager& manager) {
   return result;
 }
 
-std::size_t LocalPool::num_usable(const KvCacheManager& manager, std::span<const int> blocks,
-                                  const std::set<int>& copied) const {
-  const std::vector<BlockCopy> copies = untranslated(manager);
+std::size_t LocalPool::num_usable(std::span<const int> blocks, const std::function<bool(int)>& has_part) const {
   std::size_t result = 0;
   std::size_t first = 0;  // of the blocks with parts, one after the other, that end here
   for (std::size_t count = 1; count <= blocks.size(); ++count) {
-    const int block = blocks[count - 1];
-    const bool has_part =
-        block < size_.num_blocks ? part_of(block) >= 0 && !copied.contains(block) : has_part_after(copies, block);
-    first = has_part ? first : count;
-    const int first_seen = std::max(0, static_cast<int>(count) * size_.block_size + 1 - size_.window);
-    if (static_cast<int>(first) <= first_seen / size_.block_size) {
+    first = has_part(blocks[count - 1]) ? first : count;
+    if (first <= first_seen(count)) {
       result = count;
     }
   }
@@ -106,10 +101,12 @@ std::size_t LocalPool::num_usable(const KvCacheManager& manager, std::span<const
 
 std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<const int> blocks) {
   const PrefixCache& cache = manager.prefix_cache();
-  const std::set<int> copied = destinations(untranslated(manager));  // their parts come with the copies
-  if (const std::size_t count = num_usable(manager, blocks, copied); count == blocks.size()) {
-    return count;
+  const std::vector<BlockCopy> copies = untranslated(manager);
+  const auto has_part = [&](int block) { return has_part_after(copies, block); };
+  if (num_usable(blocks, has_part) == blocks.size()) {
+    return blocks.size();
   }
+  const std::set<int> copied = destinations(copies);  // their parts come with the copies
   std::unordered_map<PrefixCache::TextId, int> parts;
   for (const int part : order_) {
     for (const int block : users_[static_cast<std::size_t>(part)]) {
@@ -118,16 +115,54 @@ std::size_t LocalPool::share_parts(const KvCacheManager& manager, std::span<cons
       }
     }
   }
+  std::map<int, int> on_host;  // by block of the pool: a host block with the same text, and with its part
   for (const int block : blocks) {
     if (block >= size_.num_blocks) {  // the host's come last
       break;
     }
-    const auto same = parts.find(cache.entry(block).text);
-    if (part_of(block) < 0 && !copied.contains(block) && same != parts.end()) {
+    if (part_of(block) >= 0 || copied.contains(block)) {
+      continue;
+    }
+    const PrefixCache::Entry& entry = cache.entry(block);
+    if (const auto same = parts.find(entry.text); same != parts.end()) {
       share_part(block, same->second);
+    } else if (tier_ != nullptr) {
+      for (const int host_block : tier_->find(entry.parent_text, entry.tokens, entry.salt)) {
+        if (part_of(host_block) >= 0 && !copied.contains(host_block)) {
+          on_host[block] = host_block;
+        }
+      }
     }
   }
-  return num_usable(manager, blocks, copied);
+  const std::size_t count = num_usable(blocks, [&](int block) { return has_part(block) || on_host.contains(block); });
+  bring_back(manager, copies, blocks.first(count).subspan(first_seen(count)), on_host);
+  return num_usable(blocks, has_part);
+}
+
+void LocalPool::bring_back(const KvCacheManager& manager, std::span<const BlockCopy> copies,
+                           std::span<const int> blocks, const std::map<int, int>& on_host) {
+  Sources sources;
+  for (const auto& [source, destination] : copies) {
+    sources.all.insert(source);
+  }
+  begin_count();
+  visit_windows(manager, size_.window, [&](int block, int /*num_filled*/) { count_block(block); });
+  for (const int block : blocks) {
+    count_block(block);
+  }
+  for (const int block : blocks) {
+    const auto from = on_host.find(block);
+    if (from == on_host.end() || part_of(block) >= 0) {
+      continue;
+    }
+    pending_copies_.reserve(pending_copies_.size() + 1);
+    if (smallest_unused_.empty() && !evict(sources.all)) {
+      return;
+    }
+    give_part(block, sources);
+    pending_copies_.push_back({from->second, part_of(block)});
+    num_brought_back_ += 1;
+  }
 }
 
 void LocalPool::begin_step(const KvCacheManager& manager) {

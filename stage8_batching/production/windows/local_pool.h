@@ -10,10 +10,12 @@
 //   parts of its blocks [-, -, 0, 1]
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -57,8 +59,9 @@ class LocalPool {
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
-  // whose last window has its parts. A block without one shares the part of another block with the same text. The last
-  // ones may be blocks of the second tier, which have a part or none.
+  // whose last window has its parts. A block without one shares the part of another block with the same text, or gets
+  // the one that such a block has in the second tier. The last ones may be blocks of that tier, which have a part or
+  // none.
   std::size_t share_parts(const KvCacheManager& manager, std::span<const int> blocks);
 
   // To be called before a step is scheduled, and when all its slots are reserved: gives parts to the blocks that are
@@ -79,6 +82,8 @@ class LocalPool {
   int num_held() const { return num_held_; }                 // by the windows of the step that was scheduled last
   int num_cached() const { return num_used() - num_held_; }  // of blocks that no window reaches
   std::int64_t num_evicted() const { return num_evicted_; }  // parts that were given up for others, so far
+  // For tests: parts that came back from the second tier to blocks of the pool, so far.
+  std::int64_t num_brought_back() const { return num_brought_back_; }
 
  private:
   using Blocks = std::multiset<int>;
@@ -94,8 +99,17 @@ class LocalPool {
   std::vector<BlockCopy> untranslated(const KvCacheManager& manager) const;
   // Whether the block has a part once these copies have been carried out.
   bool has_part_after(std::span<const BlockCopy> copies, int block) const;
-  // With how many of these blocks a sequence can begin, with the parts that they have.
-  std::size_t num_usable(const KvCacheManager& manager, std::span<const int> blocks, const std::set<int>& copied) const;
+  // With how many of these blocks a sequence can begin if these have parts.
+  std::size_t num_usable(std::span<const int> blocks, const std::function<bool(int block)>& has_part) const;
+  // Of the blocks with which a sequence begins, the first that its next query sees.
+  std::size_t first_seen(std::size_t num_blocks) const {
+    const int first = static_cast<int>(num_blocks) * size_.block_size + 1 - size_.window;
+    return static_cast<std::size_t>(std::max(0, first) / size_.block_size);
+  }
+  // Gives these blocks the parts of host blocks, as far as there is room, and plans the copies. copies: all that are
+  // not translated.
+  void bring_back(const KvCacheManager& manager, std::span<const BlockCopy> copies, std::span<const int> blocks,
+                  const std::map<int, int>& on_host);
   // Plans the copies of parts that belong to the new ones. A copy on write shares the part, until it is written to.
   void translate(const KvCacheManager& manager);
   void share_part(int block, int part);
@@ -131,6 +145,7 @@ class LocalPool {
   bool is_complete_ = true;         // whether end_step() has returned
   int num_held_ = 0;
   std::int64_t num_evicted_ = 0;
+  std::int64_t num_brought_back_ = 0;
 };
 
 // What a runner is that can hold K and V of the layers with a window in a pool of their own.
