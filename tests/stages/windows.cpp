@@ -824,7 +824,7 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   REQUIRE(manager.swap_out(both));
   pools.parts.end_step(manager);
   pools.numbers.execute_copies();
-  CHECK(pools.parts.pending_copies().size() == 5);
+  CHECK(pools.parts.pending_copies().size() == 3);  // of 8 … 11, and of both ends
   CHECK(pools.parts.num_held() == 0);
   CHECK(pools.parts.num_cached() == 3);  // of published blocks: no prompt finds the others
   pools.parts.clear_pending_copies();
@@ -837,6 +837,20 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   CHECK(pools.parts.pending_copies().size() == 3);  // of 8 … 11, and of both ends
   CHECK(pools.parts_of(0)[1] == -1);
   CHECK(pools.parts.num_held() == 3);
+}
+
+TEST_CASE("windows: what is admitted and swapped out in one step takes its window's parts along", "[windows]") {
+  NumbersAndParts pools(8, 6, 12, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 12));
+  manager.free(0);
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.allocate(1, text(1, 13)));
+  CHECK(pools.parts.num_needed(manager) == 3);  // 7 … 12, in two blocks, and a new one
+  const std::vector<int> one = {1};
+  REQUIRE(manager.swap_out(one));
+  pools.parts.end_step(manager);
+  CHECK(pools.parts.pending_copies().size() == 2);
 }
 
 TEST_CASE("windows: a copy on write and a swap in one step take no part beyond the pool", "[windows]") {

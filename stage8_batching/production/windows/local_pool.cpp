@@ -41,6 +41,7 @@ LocalPool::LocalPool(const LocalPoolSize& size)
     : size_(size),
       part_of_(static_cast<std::size_t>(size.num_blocks + size.num_host_blocks), -1),
       users_(static_cast<std::size_t>(size.num_parts)),
+      reached_(static_cast<std::size_t>(size.num_blocks), false),
       last_count_(part_of_.size() + users_.size(), 0) {
   COMMON_CHECK(size.num_parts > 0 && size.num_parts <= size.num_blocks && size.window > 0,
                "a pool of windows has parts, and no more than there are blocks");
@@ -80,6 +81,7 @@ int LocalPool::num_needed(const KvCacheManager& manager) {
   begin_count();
   visit_windows(manager, size_.window, [&](int block, int num_filled) {
     const int part = part_of(block);
+    reached_[static_cast<std::size_t>(block)] = true;
     // It will have a part that no other block has, if it has none yet, or another one, or one that it writes to.
     const bool has_own = num_filled < size_.block_size || part < 0 || copied.contains(block);
     result += (has_own ? count_block(block) : count_part(part)) ? 1 : 0;
@@ -169,8 +171,10 @@ void LocalPool::begin_step(const KvCacheManager& manager) {
   if (is_complete_) {
     const std::size_t num_of_tier = tier_ != nullptr ? tier_->pending_copies().size() : 0;
     num_translated_ = num_of_tier + manager.pending_copies().size();  // what a step that failed has left
+    reached_.assign(reached_.size(), false);
   }
   is_complete_ = false;
+  num_needed(manager);  // notes what the windows reach
 }
 
 void LocalPool::end_step(const KvCacheManager& manager) {
@@ -202,12 +206,16 @@ void LocalPool::end_step(const KvCacheManager& manager) {
 
 void LocalPool::translate(const KvCacheManager& manager) {
   const std::vector<BlockCopy> copies = untranslated(manager);
+  const int first_of_tier = size_.num_blocks + size_.num_host_blocks - (tier_ != nullptr ? tier_->num_blocks() : 0);
+  const auto has_no_use = [&](const BlockCopy& copy) {  // for its part: it is swapped out, and no window reaches it
+    return copy.destination >= size_.num_blocks && copy.destination < first_of_tier && copy.source < size_.num_blocks &&
+           !reached_[static_cast<std::size_t>(copy.source)];
+  };
   Sources sources;  // of the copies that are still to come
   for (const auto& [source, destination] : copies) {
     sources.all.insert(source);
   }
   // The second tier can do without a part, unless it comes back at once.
-  const int first_of_tier = size_.num_blocks + size_.num_host_blocks - (tier_ != nullptr ? tier_->num_blocks() : 0);
   const auto is_kept = [&](int destination) {
     return destination < first_of_tier || sources.all.contains(destination);
   };
@@ -221,7 +229,7 @@ void LocalPool::translate(const KvCacheManager& manager) {
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const auto& [source, destination] = copies[i];
     pending_copies_.reserve(pending_copies_.size() + 1);
-    const int part = part_of(source);
+    const int part = has_no_use(copies[i]) ? -1 : part_of(source);
     int& copied = part_of_[static_cast<std::size_t>(destination)];
     if (destination >= size_.num_blocks) {
       copied = part < 0 ? -1 : destination;

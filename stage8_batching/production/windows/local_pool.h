@@ -55,7 +55,8 @@ class LocalPool {
   // Whether the block, of the pool or of the host, has a part once the copies have been carried out that are planned.
   bool will_have_part(const KvCacheManager& manager, int block) const;
 
-  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts.
+  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. To be
+  // called before any of them is swapped out in a step that it was admitted to: else its parts stay.
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
@@ -138,6 +139,7 @@ class LocalPool {
   std::list<int> unused_;
   std::vector<std::list<int>::iterator> positions_;  // by part: in one of the lists
   std::vector<int> smallest_unused_;                 // a heap of those in unused_
+  std::vector<bool> reached_;                        // by block: whether a window did in this step, before a preemption
   std::vector<std::int64_t> last_count_;             // by block, and then by part
   std::int64_t count_ = 0;
   std::vector<BlockCopy> pending_copies_;
