@@ -171,7 +171,7 @@ int run(int argc, char** argv) {
     EngineOptions sized = options;
     sized.num_slots = options.num_slots.value_or(needed);
     const std::shared_ptr<Engine> engine =
-        make_engine(session.model, sized, make_runner(session.model, sized), num_drafts);
+        make_engine(session.model, sized, make_engine_runner(session.model, sized), num_drafts);
     return [engine](std::span<const common::Request> requests, const common::OnToken& on_token) {
       std::vector<common::Completion> completions = engine->run(requests, on_token);
       return common::RunResult{std::move(completions), engine->counters(), engine->timing()};
@@ -187,7 +187,7 @@ int run(int argc, char** argv) {
   const auto bench_target = [&](const common::Session& session) {
     EngineOptions sized = options;
     sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
-    engine = make_engine(session.model, sized, make_runner(session.model, sized), num_drafts);
+    engine = make_engine(session.model, sized, make_engine_runner(session.model, sized), num_drafts);
     common::BenchTarget target;
     target.serve = [&](std::span<const common::Token> prompt, int num_tokens, const std::function<void()>& on_token) {
       common::Request request;

@@ -26,7 +26,7 @@ void LocalPages::copy_planned(const LayerKernels& kernels, const common::Stream&
 void LocalPages::copy(const LayerKernels& kernels, std::span<const BlockCopy> copies, const common::Stream& stream) {
   const LocalPoolSize& size = pool_->size();
   // Parts of host blocks have numbers behind all blocks', and there are fewer parts.
-  const auto number = [&](int part) { return part < size.num_blocks ? part : part - size.num_blocks + size.max_parts; };
+  const auto number = [&](int part) { return part < size.num_blocks ? part : part - size.num_blocks + size.num_parts; };
   std::vector<BlockCopy> numbered;
   for (const auto& [source, destination] : copies) {
     numbered.push_back({number(source), number(destination)});

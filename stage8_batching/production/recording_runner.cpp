@@ -10,6 +10,7 @@
 
 #include "../kernels/step_buffers.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/cuda/model/cuda_llama.h"
 #include "device_sampler.h"
 #include "speculation/token_cost.h"
@@ -44,6 +45,15 @@ KvCacheShape without_host_blocks(KvCacheShape shape) {
   return shape;
 }
 
+// Of layers of both kinds, those that see all may get more blocks than the runner is made with. Then a table may be as
+// long as the model's context, as if the number of blocks were not known.
+std::optional<common::MemoryShare> share_for(const std::optional<common::MemoryShare>& share, const KvCacheShape& shape,
+                                             bool can_be_divided) {
+  return share.has_value() || !can_be_divided
+             ? share
+             : common::MemoryShare{.memory_fraction = 1.0, .max_slots = shape.num_slots()};
+}
+
 int most_blocks(const common::MemoryShare& share, int block_size) {
   return static_cast<int>(std::min<std::int64_t>((share.max_slots + block_size - 1) / block_size,
                                                  std::numeric_limits<int>::max() / block_size - 1));
@@ -75,8 +85,8 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                                  int chunk_size, int max_sequences, const std::optional<common::MemoryShare>& share,
                                  common::Communicator* peers, std::unique_ptr<Tables> tables)
     : GpuRunner(
-          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->layers, share,
-          peers,
+          model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->layers,
+          share_for(share, shape, peers == nullptr && tables->layers.has_both()), peers,
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
           },
@@ -91,30 +101,40 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                                     : size_.num_blocks),
       host_blocks_(std::in_place, with_blocks(page_, size_.num_blocks), shape.num_layers, shape.num_host_blocks),
       vocab_size_(model.config().vocab_size),
-      max_tokens_(chunk_size) {}
+      max_tokens_(chunk_size) {
+  if (!share.has_value()) {
+    size_.reason.clear();
+    if (size_.num_blocks < shape.num_blocks) {
+      throw common::InputError("the GPU has no room for the model and " +
+                               common::format_bytes(size_.bytes_per_slot * shape.num_slots()) +
+                               " of K and V; a smaller cache (--slots) may fit");
+    }
+  }
+}
 
-std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num_parts) {
+std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num_parts, int num_blocks) {
   if (!tables_->layers.has_both()) {
     return nullptr;
   }
   const common::LlamaConfig& config = this->model().config();
   const int num_layers = config.num_layers;
   const int num_global = num_layers / config.global_period;
-  // A sequence can have a copy on write more than the pool's books allow for (local_pool.h).
-  const auto max_parts = [&](int num_blocks) { return num_parts(num_blocks) + max_sequences(); };
   // The most blocks for which all layers find room where they had as many each.
   const std::int64_t room = std::int64_t{size_.num_blocks} * num_layers;
-  const auto fits = [&](int num_blocks) {
-    return std::int64_t{num_blocks} * num_global +
-               std::int64_t{std::min(max_parts(num_blocks), num_blocks)} * (num_layers - num_global) <=
+  const auto fits = [&](int count) {
+    return std::int64_t{count} * num_global +
+               std::int64_t{std::min(num_parts(count), count)} * (num_layers - num_global) <=
            room;
   };
-  int num_blocks = size_.num_blocks;
-  for (int above = max_blocks_ + 1; above - num_blocks > 1;) {
-    const int middle = num_blocks + (above - num_blocks) / 2;
-    (fits(middle) ? num_blocks : above) = middle;
+  if (num_blocks == 0) {
+    num_blocks = size_.num_blocks;
+    for (int above = max_blocks_ + 1; above - num_blocks > 1;) {
+      const int middle = num_blocks + (above - num_blocks) / 2;
+      (fits(middle) ? num_blocks : above) = middle;
+    }
   }
-  if (max_parts(num_blocks) >= num_blocks) {
+  COMMON_CHECK(fits(num_blocks), "the pages have room for so many blocks and their parts");
+  if (num_parts(num_blocks) >= num_blocks) {
     return nullptr;
   }
   COMMON_CHECK(last().value == 0 && local_ == nullptr, "the pages hold nothing yet");
@@ -122,14 +142,13 @@ std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num
                                                         .num_blocks = num_blocks,
                                                         .num_host_blocks = size_.num_host_blocks,
                                                         .block_size = page_.block_size,
-                                                        .window = config.window,
-                                                        .max_parts = max_parts(num_blocks)});
+                                                        .window = config.window});
   const std::size_t max_table_blocks =
       static_cast<std::size_t>(max_sequences()) * static_cast<std::size_t>(buffers({0}).inputs().max_blocks());
-  local_ = std::make_unique<LocalPages>(pool, with_blocks(page_, max_parts(num_blocks)), num_layers - num_global,
+  local_ = std::make_unique<LocalPages>(pool, with_blocks(page_, pool->size().num_parts), num_layers - num_global,
                                         max_tokens_, max_table_blocks);
   host_blocks_.emplace(with_blocks(page_, num_blocks), num_global, size_.num_host_blocks);
-  tables_->layers.divide(num_blocks, max_parts(num_blocks));
+  tables_->layers.divide(num_blocks, pool->size().num_parts);
   size_.num_blocks = num_blocks;
   return pool;
 }
@@ -149,6 +168,23 @@ int RecordingRunner::num_allocated() const {
 std::string RecordingRunner::why_no_more() const {
   std::string reason = host_blocks_->why_no_more();
   return reason.empty() && local_ != nullptr ? local_->why_no_more() : reason;
+}
+
+void RecordingRunner::poison_parts(std::span<const int> parts) {
+  const common::LlamaConfig& config = this->model().config();
+  const auto num_layers = static_cast<std::size_t>(config.num_layers - config.num_layers / config.global_period);
+  const common::Pages first = tables_->layers.pages_of(true);
+  const auto poison = [&](void* memory, std::size_t layer_bytes, int part) {
+    const std::size_t bytes = layer_bytes / static_cast<std::size_t>(first.shape.num_blocks);
+    if (bytes > 0) {
+      CUDA_CHECK(cudaMemset2DAsync(static_cast<std::byte*>(memory) + static_cast<std::size_t>(part) * bytes,
+                                   layer_bytes, 0xFF, bytes, num_layers, stream().get()));
+    }
+  };
+  for (const int part : parts) {
+    poison(first.keys, first.shape.keys_bytes(), part);
+    poison(first.values, first.shape.values_bytes(), part);
+  }
 }
 
 bool RecordingRunner::set_reading_costs(const common::ReadingCosts& costs) {

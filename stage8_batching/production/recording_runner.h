@@ -48,7 +48,7 @@ class RecordingRunner : public GpuRunner,
   std::string why_no_more() const override;
   void copy_beside(std::span<const BlockCopy> copies) override;
   bool can_share() const override { return plans_ != nullptr && local_ == nullptr; }
-  std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts) override;
+  std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts, int num_blocks) override;
   StepId enqueue(const RaggedBatch& batch) override;
   StepResult wait(StepId step) override;
 
@@ -60,8 +60,8 @@ class RecordingRunner : public GpuRunner,
   int num_recorded_steps() const { return static_cast<int>(steps_.size()); }
   // For tests: what reading together costs, in place of what it costs on this device. False: these kernels can't.
   bool set_reading_costs(const common::ReadingCosts& costs);
-  // For tests: copies parts, as copy_blocks. Only if windows are separate.
-  void copy_parts(std::span<const BlockCopy> copies) { local_->copy(tables_->layers, copies, stream()); }
+  // For tests: fills parts with NaN, between the steps. Only if windows are separate.
+  void poison_parts(std::span<const int> parts);
 
  protected:
   int padded_sequences(const RaggedBatch& step) const override;

@@ -106,14 +106,14 @@ class OwningAdapter : private EngineParts, public EngineAdapter {
 };
 
 // On a CPU, cache and host memory are one allocation: if it fails, the error names the largest part.
-std::unique_ptr<Runner> make_served_runner(const common::Llama& model, EngineOptions options,
-                                           int num_host_cache_blocks) {
+std::unique_ptr<Runner> make_served_runner(const common::Llama& model, EngineOptions options, int num_host_cache_blocks,
+                                           bool is_divided) {
   const int num_host_slots = options.num_host_slots;
   const int num_host_cache_slots = num_host_cache_blocks * options.block_size;
   options.num_host_slots =
       blocks_needed(num_host_slots, options.block_size) * options.block_size + num_host_cache_slots;
   try {
-    return make_runner(model, options);
+    return is_divided ? make_engine_runner(model, options, num_host_cache_blocks) : make_runner(model, options);
   } catch (const std::bad_alloc&) {
     const int largest = std::max(num_host_slots, num_host_cache_slots);
     if (largest <= std::max(options.num_slots.value_or(0), options.min_slots)) {
@@ -353,11 +353,10 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
     }
   }
   const int num_host_cache_blocks = host_cache_blocks(model.config(), options, production.host_cache_bytes);
-  std::unique_ptr<Runner> runner = make_served_runner(model, options, num_host_cache_blocks);
+  std::unique_ptr<Runner> runner = make_served_runner(model, options, num_host_cache_blocks, !make_scheduler);
   set_preemption_costs(scheduler, model.num_parameters(), runner->cache(),
                        operations_per_byte(runner->is_asynchronous(), options.gpu.types.precision));
   share_reading(*runner, production.shared_reading);
-  runner->warm_up(scheduler.token_budget, scheduler.max_sequences);
   const bool scores = !make_scheduler && scores_prompts(*runner);
   EngineParts parts;
   if (demand.virtual_clock) {
@@ -371,6 +370,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
     parts.engine =
         make_engine(model, options, std::move(runner), production.num_drafts, *parts.clock, num_host_cache_blocks);
   }
+  parts.engine->runner().warm_up(scheduler.token_budget, scheduler.max_sequences);  // its memory is divided by now
   auto adapter = std::make_unique<OwningAdapter>(std::move(parts), scores);
   adapter->watch_passes(demand.on_pass);
   return adapter;

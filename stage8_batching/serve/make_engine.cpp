@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "../make_runner.h"
 #include "common/app/plan.h"
 #include "common/base/check.h"
 
@@ -75,6 +76,23 @@ int host_cache_blocks(const common::LlamaConfig& config, const EngineOptions& op
   return static_cast<int>(bytes / block_bytes);
 }
 
+std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options,
+                                           int num_host_cache_blocks) {
+  const common::LlamaConfig& config = model.config();
+  const bool has_both = config.has_windows() && config.global_period > 0;
+  if (!options.num_slots.has_value() || !has_both || options.gpu.tensor_parallel > 1 || num_host_cache_blocks > 0) {
+    return make_runner(model, options);
+  }
+  const int block_size = options.block_size;
+  const int num_blocks = blocks_needed(*options.num_slots, block_size);
+  const int num_parts = num_local_parts(config, options, {.num_blocks = num_blocks, .block_size = block_size});
+  const std::int64_t num_global = config.num_layers / config.global_period;
+  const std::int64_t num_all = num_blocks * num_global + num_parts * (config.num_layers - num_global);
+  EngineOptions divided = options;
+  divided.num_slots = static_cast<int>((num_all + config.num_layers - 1) / config.num_layers) * block_size;
+  return make_runner(model, divided);
+}
+
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,
                                     std::unique_ptr<Runner> runner, int num_drafts, Clock& clock,
                                     int num_host_cache_blocks) {
@@ -84,6 +102,8 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   const int num_undivided = runner->cache().num_blocks;
   std::unique_ptr<Engine> engine = make_speculating_engine(model, options, std::move(runner), num_drafts, clock,
                                                            std::nullopt, num_host_cache_blocks);
+  COMMON_CHECK(engine->cache().num_blocks >= blocks_needed(options.num_slots.value_or(0), options.block_size),
+               "a runner that was made to be divided is divided");
   if (const common::WindowPoolFigures windows = window_pool_figures(*engine);
       windows.num_blocks > 0 && !options.num_slots.has_value()) {
     const CacheSize& size = engine->cache();
@@ -194,6 +214,11 @@ int host_cache_blocks(const common::LlamaConfig& /*config*/, const EngineOptions
     throw common::InputError("--host-cache needs production/, which is left out of this build (COURSE_PRODUCTION)");
   }
   return 0;
+}
+
+std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options,
+                                           int /*num_host_cache_blocks*/) {
+  return make_runner(model, options);
 }
 
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options,

@@ -37,11 +37,10 @@ constexpr int kPeriod = 3;         // layer 2 sees all
 constexpr int kRunnerBlocks = 30;  // in each layer
 constexpr int kNumBlocks = 50;     // of layer 2
 constexpr int kNumParts = 18;
-constexpr int kMaxParts = 24;
 constexpr int kNumHostBlocks = 60;
 constexpr int kMaxTokens = 64;
 constexpr std::size_t kMaxTableBlocks = 300;
-static_assert(kNumBlocks + (kNumLayers - 1) * kMaxParts <= kNumLayers * kRunnerBlocks);
+static_assert(kNumBlocks + (kNumLayers - 1) * kNumParts <= kNumLayers * kRunnerBlocks);
 
 common::LlamaConfig config_with(int window) {
   common::LlamaConfig config;
@@ -205,12 +204,12 @@ class Engine {
         memory_(config_with(window), table_),
         manager_(kNumBlocks, kBlockSize, stage::hash_block, kNumHostBlocks),
         pool_(std::make_shared<stage::LocalPool>(
-            stage::LocalPoolSize{kNumParts, kNumBlocks, kNumHostBlocks, kBlockSize, window, kMaxParts})),
-        local_(pool_, shape_of(kMaxParts), kNumLayers - 1, kMaxTokens, kMaxTableBlocks),
+            stage::LocalPoolSize{kNumParts, kNumBlocks, kNumHostBlocks, kBlockSize, window})),
+        local_(pool_, shape_of(kNumParts), kNumLayers - 1, kMaxTokens, kMaxTableBlocks),
         host_blocks_(shape_of(kNumBlocks), 1, kNumHostBlocks) {
     local_.allocate(kNumHostBlocks);
     host_blocks_.allocate(kNumHostBlocks);
-    memory_.kernels.divide(kNumBlocks, kMaxParts);
+    memory_.kernels.divide(kNumBlocks, kNumParts);
   }
 
   void step() {
@@ -297,15 +296,22 @@ class Engine {
       manager_.clear_pending_copies(copies.size());
     }
     local_.copy_planned(memory_.kernels, memory_.stream);
-    // Free parts are filled with what no part holds, the last one's NaN.
-    std::vector<stage::BlockCopy> poison;
-    for (int part = 0; has_launched_ && part < kMaxParts - 1; ++part) {
+    // Free parts are filled with NaN.
+    for (int part = 0; has_launched_ && part < kNumParts; ++part) {
       if (pool_->is_free(part)) {
-        poison.push_back({kMaxParts - 1, part});
+        poison(part);
       }
     }
-    if (!poison.empty()) {
-      local_.copy(memory_.kernels, poison, memory_.stream);
+  }
+
+  void poison(int part) {
+    const common::Pages first = memory_.kernels.pages_of(true);
+    const std::size_t bytes = first.shape.keys_bytes() / kNumParts;
+    for (std::size_t layer = 0; layer + 1 < kNumLayers; ++layer) {
+      const std::size_t begin = layer * first.shape.keys_bytes() + static_cast<std::size_t>(part) * bytes;
+      for (void* const memory : {first.keys, first.values}) {
+        CUDA_CHECK(cudaMemsetAsync(static_cast<std::byte*>(memory) + begin, 0xFF, bytes, memory_.stream.get()));
+      }
     }
   }
 

@@ -29,6 +29,8 @@
 // clang-format off
 #include STAGE_HEADER(production/tensor_parallel_runner.h)
 #include STAGE_HEADER(production/windows/local_pool_scheduler.h)
+#include STAGE_HEADER(serve/engine_adapter.h)
+#include STAGE_HEADER(serve/make_engine.h)
 // clang-format on
 
 using common::Llama;
@@ -103,8 +105,8 @@ class PoisoningGpuRunner : public tests::RunnerAround {
   PoisoningGpuRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
       : RunnerAround(std::move(inner)), gpu_(dynamic_cast<stage::RecordingRunner&>(*inner_)), num_parts_(num_parts) {}
 
-  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/) override {
-    local_pool_ = gpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
+  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/, int num_blocks) override {
+    local_pool_ = gpu_.separate_windows([&](int /*count*/) { return num_parts_; }, num_blocks);
     return local_pool_;
   }
 
@@ -122,7 +124,9 @@ class PoisoningGpuRunner : public tests::RunnerAround {
     }
     if (has_computed_) {  // before that, all is NaN
       inner_->copy_blocks(poison);
-      poison_parts();
+      if (local_pool_ != nullptr) {
+        gpu_.poison_parts(free_parts());
+      }
     }
     has_computed_ = true;
     return inner_->enqueue(batch);
@@ -130,22 +134,6 @@ class PoisoningGpuRunner : public tests::RunnerAround {
 
  private:
   static constexpr stage::SequenceId kHolder = -7;  // engines number from 0
-
-  // The smallest parts are taken first. There is one more for each sequence than the books allow for, so that the last
-  // one is never written to.
-  void poison_parts() {
-    const int last = local_pool_ == nullptr ? 0 : local_pool_->size().max_parts - 1;
-    REQUIRE((local_pool_ == nullptr || local_pool_->is_free(last)));
-    std::vector<stage::BlockCopy> poison;
-    for (const int part : free_parts()) {
-      if (part != last) {
-        poison.push_back({last, part});
-      }
-    }
-    if (!poison.empty()) {
-      gpu_.copy_parts(poison);
-    }
-  }
 
   stage::RecordingRunner& gpu_;
   int num_parts_;
@@ -625,6 +613,83 @@ TEST_CASE("GPU: more texts run at once than have room as wholes, a step ahead, i
   }
 }
 
+TEST_CASE("GPU: with --slots, layers with a window take the memory of their parts") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const Llama model = model_with_windows(32, {"three of four", 4});
+  const auto free_memory = [] {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return static_cast<double>(free_bytes);
+  };
+  for (const common::GpuTypes& types : kTypes) {
+    stage::EngineOptions options;
+    options.gpu = {.device = stage::Device::kGpu, .types = types};
+    options.scheduler.token_budget = 32;
+    CAPTURE(common::to_string(types));
+
+    options.num_slots = 40'000;  // 2,500 blocks, and 375 parts: windows lie in 3 of a text's 20 blocks
+    const auto bytes_of = [&](const auto& make) {
+      const double before = free_memory();
+      const std::unique_ptr<stage::Runner> runner = make(model, options);
+      return std::pair(before - free_memory(), runner->cache());
+    };
+    bytes_of(stage::make_runner);  // from now on, kernels and libraries are loaded
+    const auto [divided, size] = bytes_of(
+        [](const Llama& llama, const stage::EngineOptions& own) { return stage::make_engine_runner(llama, own); });
+    const auto [whole, whole_size] = bytes_of(stage::make_runner);
+    CHECK(size.num_blocks == 907);  // (2500 + 3 * 375) / 4
+    CHECK(whole_size.num_blocks == 2500);
+    CAPTURE(divided, whole);
+    CHECK(std::abs(whole - divided - (2500.0 - 907.0) * 16.0 * static_cast<double>(size.bytes_per_slot)) < 8e6);
+
+    // A text in more blocks than the runner was made with.
+    options.num_slots = kContext;
+    std::unique_ptr<stage::Runner> runner = stage::make_engine_runner(model, options);
+    CHECK(runner->cache().num_blocks == 11);  // (20 + 3 * 8) / 4
+    const std::unique_ptr<stage::Engine> engine = stage::make_engine(model, options, std::move(runner), 0);
+    CHECK(engine->cache().num_blocks == 20);
+    common::Request request = tests::make_request(200, 120);
+    request.num_logprobs = 1;
+    const common::Completion completion = tests::run_requests(*engine, std::span(&request, 1)).completions.front();
+    CHECK(completion.tokens.size() == 120);
+    Judge judge(model);
+    CHECK(judge.problem(request, completion, tolerance_of(types)) == kNoProblem);
+  }
+}
+
+TEST_CASE("GPU: a server's engine divides its memory before its steps are recorded") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  struct Collecting : common::RequestSink {
+    explicit Collecting(std::vector<common::Token>& own) : tokens(own) {}
+    void on_token(int /*id*/, int /*sample*/, common::Token token, const common::TokenLogprobs* /*logprobs*/) override {
+      tokens.push_back(token);
+    }
+    void on_end(int /*id*/, common::RequestResult /*result*/) override {}
+    std::vector<common::Token>& tokens;
+  };
+  const Llama model = model_with_windows(32, {"three of four", 4});
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kGpu;  // in float32: texts are the CPU's
+  options.num_slots = 400;
+  options.scheduler.token_budget = 32;
+  const auto served = stage::make_served_engine(model, options, {.virtual_clock = true});
+  CHECK(served->description().sizes.num_slots == 400);
+  CHECK(served->status().window_pool.num_blocks == 8);
+  const GenerationRequest task{tests::make_request(100, 60)};
+  std::vector<common::Token> tokens;
+  served->submit(task, 0.0, std::make_unique<Collecting>(tokens));
+  while (served->step()) {
+  }
+  stage::Engine cpu(model, cpu_options());
+  CHECK(tokens == tests::run_requests(cpu, std::span(&task.request, 1)).completions.front().tokens);
+}
+
 TEST_CASE("GPU: without --slots, layers that see all have the memory that layers with a window do without") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -648,11 +713,11 @@ TEST_CASE("GPU: without --slots, layers that see all have the memory that layers
         stage::make_speculating_engine(model, options, std::move(runner), 0, clock);
     const auto& scheduler = dynamic_cast<const stage::LocalPoolScheduler&>(engine->scheduler());
     const stage::LocalPoolSize& size = scheduler.local_pool().size();
-    CAPTURE(common::to_string(types), before, size.num_blocks, size.num_parts, size.max_parts);
+    CAPTURE(common::to_string(types), before, size.num_blocks, size.num_parts);
     CHECK(engine->cache().num_blocks == size.num_blocks);
     CHECK(size.num_blocks > before * 3 / 2);
-    CHECK(size.num_blocks + 3 * size.max_parts <= 4 * before);           // one layer of four sees all
-    CHECK(size.num_blocks + 1 + 3 * (size.max_parts + 1) > 4 * before);  // and as many as fit
+    CHECK(size.num_blocks + 3 * size.num_parts <= 4 * before);           // one layer of four sees all
+    CHECK(size.num_blocks + 1 + 3 * (size.num_parts + 1) > 4 * before);  // and as many as fit
     std::vector<GenerationRequest> tasks;
     for (int i = 0; i < 100; ++i) {
       tasks.push_back({tests::make_request(40 + i % 20, 250, i)});

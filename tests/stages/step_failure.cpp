@@ -101,8 +101,9 @@ class WindowsRunner : public LateRunner, public stage::SeparateWindows {
     return step;
   }
 
-  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/) override {
-    std::shared_ptr<stage::LocalPool> pool = cpu_.separate_windows([&](int /*num_blocks*/) { return num_parts_; });
+  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/, int num_blocks) override {
+    std::shared_ptr<stage::LocalPool> pool =
+        cpu_.separate_windows([&](int /*count*/) { return num_parts_; }, num_blocks);
     cpu_.local_cache().fill(std::numeric_limits<float>::quiet_NaN());
     return pool;
   }

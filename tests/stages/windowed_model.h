@@ -48,7 +48,7 @@ inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCach
     }
   }
   int num_used = 0;
-  for (int part = 0; part < size.max_parts; ++part) {
+  for (int part = 0; part < size.num_parts; ++part) {
     const std::vector<int>& users = blocks[static_cast<std::size_t>(part)];
     num_used += users.empty() ? 0 : 1;
     if (users.empty() != pool.is_free(part)) {
@@ -67,11 +67,6 @@ inline std::string check_parts(const stage::LocalPool& pool, const stage::KvCach
   }
   if (num_used != pool.num_held() + pool.num_cached()) {
     return common::format("%d parts are used, %d held and %d cached", num_used, pool.num_held(), pool.num_cached());
-  }
-  // A copy on write that was planned for a step which then found no room, of each sequence.
-  const auto most_held = size.num_parts + static_cast<int>(manager.sequences().size());
-  if (num_used > std::max(size.num_parts, pool.num_held()) || pool.num_held() > most_held) {
-    return common::format("%d parts are used, %d of them held, of %d", num_used, pool.num_held(), size.num_parts);
   }
   for (const int sequence : manager.sequences()) {
     const int length = manager.length(sequence);
@@ -129,7 +124,7 @@ class RunnerAround : public stage::Runner, public stage::SeparateWindows {
   std::vector<int> free_parts() const {
     std::vector<int> parts;
     for (int part = 0;
-         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().max_parts;
+         local_pool_ != nullptr && local_pool_->pending_copies().empty() && part < local_pool_->size().num_parts;
          ++part) {
       if (local_pool_->is_free(part)) {
         parts.push_back(part);
@@ -152,9 +147,9 @@ class PoisoningRunner : public RunnerAround {
   PoisoningRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
       : RunnerAround(std::move(inner)), cpu_(dynamic_cast<stage::ScoringCpuRunner&>(*inner_)), num_parts_(num_parts) {}
 
-  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& num_parts) override {
+  std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& num_parts, int num_blocks) override {
     local_pool_ =
-        cpu_.separate_windows([&](int num_blocks) { return num_parts_ > 0 ? num_parts_ : num_parts(num_blocks); });
+        cpu_.separate_windows([&](int count) { return num_parts_ > 0 ? num_parts_ : num_parts(count); }, num_blocks);
     if (local_pool_ != nullptr) {
       cpu_.local_cache().fill(std::numeric_limits<float>::quiet_NaN());
       cpu_.kv_cache().fill(std::numeric_limits<float>::quiet_NaN());
@@ -189,17 +184,17 @@ class PoisoningRunner : public RunnerAround {
 
  private:
   void poison_parts() {
-    const std::vector<int> parts = free_parts();
-    for (const int part : parts) {
-      poison(cpu_.local_cache(), part);
-    }
-    if (parts.empty()) {
+    if (local_pool_ == nullptr || !local_pool_->pending_copies().empty()) {
       return;
     }
+    for (const int part : free_parts()) {
+      poison(cpu_.local_cache(), part);
+    }
     const stage::LocalPoolSize& size = local_pool_->size();
+    poison(cpu_.local_cache(), size.num_parts);  // the cache has room behind the last part
     for (int block = size.num_blocks; block < size.num_blocks + size.num_host_blocks; ++block) {
       if (local_pool_->part_of(block) < 0) {
-        const stage::BlockCopy copy = {parts.front(), block};
+        const stage::BlockCopy copy = {size.num_parts, block};
         cpu_.local_cache().copy_blocks({&copy, 1});
       }
     }

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -179,9 +180,9 @@ struct NumbersAndParts {
 
 // The same with a second tier of the prefix cache, whose blocks come behind the pool's.
 struct TwoTiers : NumbersAndParts {
-  TwoTiers(int num_parts, int window, int num_blocks)
-      : NumbersAndParts(num_parts, window, num_blocks, 8),
-        host(std::make_shared<stage::HostCache>(num_blocks, 8, kBlockSize)) {
+  TwoTiers(int num_parts, int window, int num_blocks, int num_host_blocks = 8)
+      : NumbersAndParts(num_parts, window, num_blocks, num_host_blocks),
+        host(std::make_shared<stage::HostCache>(num_blocks, num_host_blocks, kBlockSize)) {
     parts.attach(host);
     stage::KvCacheManager& manager = numbers.manager();
     manager.on_evict([this, &manager](int block) {
@@ -805,7 +806,8 @@ TEST_CASE("windows: a text that was computed again lends its parts to the blocks
   NumbersAndParts pools(3, 6, 12);
   stage::KvCacheManager& manager = pools.numbers.manager();
   pools.start(0, text(1, 10));
-  pools.append(0, text(11, 17));
+  pools.append(0, text(11, 13));
+  pools.append(0, text(14, 17));
   manager.free(0);
   CHECK(pools.num_shared(8) == 0);
   pools.start(1, text(1, 9), false);
@@ -835,11 +837,11 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   manager.fork(0, 1);
   const int shared = pools.parts_of(0).back();
   pools.append(1, {15});
-  CHECK(pools.parts_of(0).back() == shared);
-  CHECK(pools.parts_of(1).back() != shared);
+  CHECK(pools.parts_of(1).back() == shared);
+  CHECK(pools.parts_of(0).back() != shared);  // the first of the two gets another part
   REQUIRE(pools.parts.pending_copies().size() == 1);
   CHECK(pools.parts.pending_copies().front().source == shared);
-  CHECK(pools.parts.pending_copies().front().destination == pools.parts_of(1).back());
+  CHECK(pools.parts.pending_copies().front().destination == pools.parts_of(0).back());
   pools.parts.clear_pending_copies();
 
   const std::vector<int> both = {0, 1};
@@ -847,7 +849,7 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   REQUIRE(manager.swap_out(both));
   pools.parts.end_step(manager);
   pools.numbers.execute_copies();
-  CHECK(pools.parts.pending_copies().size() == 5);
+  CHECK(pools.parts.pending_copies().size() == 3);  // of 8 … 11, and of both ends
   CHECK(pools.parts.num_held() == 0);
   CHECK(pools.parts.num_cached() == 3);  // of published blocks: no prompt finds the others
   pools.parts.clear_pending_copies();
@@ -860,6 +862,41 @@ TEST_CASE("windows: a copy on write copies the part, and swapping takes only the
   CHECK(pools.parts.pending_copies().size() == 3);  // of 8 … 11, and of both ends
   CHECK(pools.parts_of(0)[1] == -1);
   CHECK(pools.parts.num_held() == 3);
+}
+
+TEST_CASE("windows: what is admitted and swapped out in one step takes its window's parts along", "[windows]") {
+  NumbersAndParts pools(8, 6, 12, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 12));
+  manager.free(0);
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.allocate(1, text(1, 13)));
+  CHECK(pools.parts.num_needed(manager) == 3);  // 7 … 12, in two blocks, and a new one
+  const std::vector<int> one = {1};
+  REQUIRE(manager.swap_out(one));
+  pools.parts.end_step(manager);
+  CHECK(pools.parts.pending_copies().size() == 2);
+}
+
+TEST_CASE("windows: a copy on write and a swap in one step take no part beyond the pool", "[windows]") {
+  NumbersAndParts pools(4, 6, 12, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 6));
+  manager.fork(0, 1);
+  pools.start(2, text(31, 36));
+  CHECK(pools.parts.num_held() == 4);
+  // The copy of the shared end is a fifth block, and then the other sequence is preempted.
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.reserve(1, 1));
+  CHECK(pools.parts.num_needed(manager) == 5);
+  const std::vector<int> other = {2};
+  REQUIRE(manager.swap_out(other));
+  pools.parts.end_step(manager);
+  pools.numbers.execute_copies();
+  CHECK(pools.parts.num_held() == 3);
+  CHECK(pools.parts_of(0).back() != pools.parts_of(1).back());
+  CHECK(pools.parts.pending_copies().size() == 3);
+  CHECK(tests::check_parts(pools.parts, manager) == kNoProblem);
 }
 
 TEST_CASE("windows: with two pools, a long text holds the window's parts only", "[windows]") {
@@ -1019,6 +1056,8 @@ TEST_CASE("windows: two pools and a second tier, by hand", "[windows]") {
   pools.begin(2, text(1, 18));
   CHECK(manager.block_table(2) == Blocks{7, 1, 3, 5, 4});
   CHECK(manager.length(2) == 16);
+  CHECK(pools.num_shared(16) == 4);  // an equal prompt in the same step
+  CHECK(pools.num_shared(8) == 0);
   pools.compute(2, text(17, 18));
   CHECK(pools.copies ==
         std::vector<std::pair<int, int>>{{1, 12}, {3, 13}, {5, 14}, {4, 15}, {11, 7}, {10, 1}, {9, 3}, {8, 5}});
@@ -1026,31 +1065,69 @@ TEST_CASE("windows: two pools and a second tier, by hand", "[windows]") {
   CHECK(pools.parts_of(2)[1] == -1);  // no query sees it
   CHECK(pools.parts_of(2)[2] >= 0);
   CHECK(pools.parts_of(2)[3] >= 0);
+
+  // The prompt with 12 tokens alike: they are in the pool by now, but block 1's part is on the host alone.
+  CHECK(pools.num_shared(12) == 3);
+  const Blocks parts = pools.parts_of(2);
+  REQUIRE(pools.parts.pending_copies().size() == 1);
+  CHECK(pools.parts.pending_copies().front().source == 10);
+  CHECK(pools.parts.pending_copies().front().destination == parts[1]);
+  CHECK(pools.num_shared(8) == 0);  // block 7 has no part anywhere
+  CHECK(pools.parts.pending_copies().size() == 1);
 }
 
 TEST_CASE("windows: a text that was computed again takes its part to the host's block", "[windows]") {
   TwoTiers pools(3, 6, 4);
   stage::KvCacheManager& manager = pools.numbers.manager();
-  const auto evict_all = [&](int first) {
-    pools.start(9, text(first, first + 7));
-    pools.append(9, text(first + 8, first + 14));
-    manager.free(9);
+  const auto evict_all = [&] {
+    pools.parts.begin_step(manager);
+    REQUIRE(manager.allocate(-1, 16));  // by no sequence of an engine
+    pools.compute(-1, {});
+    manager.free(-1);
   };
   pools.start(0, text(1, 8));
   pools.append(0, text(9, 12));
   pools.append(0, text(13, 16));  // the first block's part is given up
   CHECK(pools.parts_of(0)[0] == -1);
   manager.free(0);
-  evict_all(31);
+  evict_all();
   const Blocks found = pools.host->find(0, text(1, 4), 0);
   REQUIRE(found.size() == 1);
   CHECK(pools.parts.part_of(found.front()) == -1);
 
   pools.start(1, text(1, 5), false);
   manager.free(1);
-  evict_all(51);
+  evict_all();
   CHECK(pools.host->find(0, text(1, 4), 0) == found);
   CHECK(pools.parts.part_of(found.front()) == found.front());
+}
+
+TEST_CASE("windows: what comes back in a step that evicts others takes no part beyond the pool", "[windows]") {
+  TwoTiers pools(6, 6, 9, 16);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  const auto cache = [&](int first, int num_blocks) {
+    pools.start(0, text(first, first + 4 * num_blocks - 1));
+    manager.free(0);
+  };
+  cache(31, 5);
+  cache(1, 2);
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.allocate(-1, 36));  // by no sequence of an engine: all that is cached goes to the host
+  pools.compute(-1, {});
+  manager.free(-1);
+  cache(61, 6);
+  // One sequence finds room, and for another one the cached blocks go, whose parts are all that there are.
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.allocate(1, text(1, 9)));
+  pools.host->restore(manager, 1, text(1, 9), 0, {});
+  REQUIRE(manager.allocate(2, text(31, 51)));
+  pools.host->restore(manager, 2, text(31, 51), 0, {});
+  CHECK(manager.length(1) == 8);
+  CHECK(manager.length(2) == 20);
+  CHECK(pools.parts.num_needed(manager) == 6);
+  pools.compute(1, text(9, 9));
+  CHECK(pools.parts.num_held() == 6);
+  CHECK(tests::check_parts(pools.parts, manager) == kNoProblem);
 }
 
 TEST_CASE("windows: with two pools and a second tier, a prompt is found with its window's parts", "[windows]") {
@@ -1087,6 +1164,33 @@ TEST_CASE("windows: a server's figures tell what the second pool saves", "[windo
   CHECK(state.status.window_pool.bytes_saved == 90 * block_bytes);
   CHECK(common::metrics_text(state, "small").find("course:window_pool_blocks{model_name=\"small\"} 10\n") !=
         std::string::npos);
+}
+
+TEST_CASE("windows: with two pools, a number of slots is that of the layers that see all", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots = 160;
+  options.block_size = 4;
+  options.scheduler.token_budget = 8;
+  std::unique_ptr<stage::Runner> runner = stage::make_engine_runner(model, options);
+  CHECK(runner->cache().num_blocks == 25);  // 40 in half the layers; two windows of 4 and a step of 2 in the others
+  const std::unique_ptr<stage::Engine> engine = stage::make_engine(model, options, std::move(runner), 0);
+  CHECK(engine->cache().num_blocks == 40);
+  CHECK(stage::window_pool_figures(*engine).num_blocks == 10);
+  const std::vector<common::Request> requests = {tests::make_request(120, 40)};
+  stage::EngineOptions separate;
+  separate.gpu.device = stage::Device::kCpu;
+  stage::Engine whole(model, separate);
+  CHECK(tests::run_requests(*engine, requests).completions.front().tokens ==
+        tests::run_requests(whole, requests).completions.front().tokens);
+
+  // One kind of layers, or nothing to save.
+  for (const auto& [window, global_period, num_slots] : {std::tuple{10, 0, 160}, std::tuple{10, 2, 40}}) {
+    options.num_slots = num_slots;
+    const Llama other = tests::windowed_model(window, global_period);
+    CHECK(stage::make_engine_runner(other, options)->cache().num_blocks == num_slots / 4);
+  }
 }
 
 TEST_CASE("windows: over HTTP, a request whose windows don't fit is refused, and the server goes on", "[windows]") {

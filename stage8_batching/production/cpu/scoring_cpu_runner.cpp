@@ -8,14 +8,17 @@
 
 namespace stage8 {
 
-std::shared_ptr<LocalPool> ScoringCpuRunner::separate_windows(const NumParts& parts_with) {
-  const int num_parts = parts_with(size_.num_blocks);
-  if (num_parts >= size_.num_blocks) {
+std::shared_ptr<LocalPool> ScoringCpuRunner::separate_windows(const NumParts& parts_with, int num_blocks) {
+  num_blocks = num_blocks > 0 ? num_blocks : size_.num_blocks;
+  const int num_parts = parts_with(num_blocks);
+  if (num_parts >= num_blocks) {
     return nullptr;
   }
   COMMON_CHECK(last_.value == 0 && local_pool_ == nullptr, "the cache holds nothing yet");
   const common::LlamaConfig& config = model_.config();
+  size_.num_blocks = num_blocks;
   KvCacheShape global = kv_cache_.shape();
+  global.num_blocks = num_blocks;
   KvCacheShape local = global;
   global.num_layers = 0;
   local.num_layers = 0;

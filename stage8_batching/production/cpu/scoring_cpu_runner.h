@@ -18,7 +18,7 @@ class ScoringCpuRunner : public SharedReadingCpuRunner, public RowScoring, publi
  public:
   using SharedReadingCpuRunner::SharedReadingCpuRunner;
 
-  std::shared_ptr<LocalPool> separate_windows(const NumParts& parts_with) override;
+  std::shared_ptr<LocalPool> separate_windows(const NumParts& parts_with, int num_blocks) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
 
   // For tests: the cache of the layers with a window, by part. Only if they are separate.

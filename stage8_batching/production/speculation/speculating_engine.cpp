@@ -43,7 +43,8 @@ std::shared_ptr<LocalPool> separate_windows(const common::LlamaConfig& config, c
   const auto num_parts = [&](int num_blocks) {
     return num_local_parts(config, options, {.num_blocks = num_blocks, .block_size = runner.cache().block_size});
   };
-  return windows != nullptr && has_both ? windows->separate_windows(num_parts) : nullptr;
+  const int num_blocks = blocks_needed(options.num_slots.value_or(0), options.block_size);
+  return windows != nullptr && has_both ? windows->separate_windows(num_parts, num_blocks) : nullptr;
 }
 
 }  // namespace

@@ -10,10 +10,12 @@
 //   parts of its blocks [-, -, 0, 1]
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -35,8 +37,6 @@ struct LocalPoolSize {
   int num_host_blocks = 0;
   int block_size = 0;
   int window = 0;
-  // That there are: some steps take more than num_parts (num_needed()). 0: as many as blocks.
-  int max_parts = 0;
 };
 
 class LocalPool {
@@ -45,7 +45,7 @@ class LocalPool {
 
   const LocalPoolSize& size() const { return size_; }
   // The block's part, or -1. The part of a host block has the block's own number. The others are numbered from 0 on,
-  // the smallest that is free first, and below max_parts: see num_needed().
+  // the smallest that is free first.
   int part_of(int block) const { return part_of_[static_cast<std::size_t>(block)]; }
   bool is_free(int part) const { return users_[static_cast<std::size_t>(part)].empty(); }
 
@@ -55,14 +55,14 @@ class LocalPool {
   // Whether the block, of the pool or of the host, has a part once the copies have been carried out that are planned.
   bool will_have_part(const KvCacheManager& manager, int block) const;
 
-  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. More are
-  // used only while sources of planned copies keep theirs: for copies on write of a step that then found no room, and
-  // for blocks that come back from the second tier in a step that evicts others.
+  // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. To be
+  // called before any of them is swapped out in a step that it was admitted to: else its parts stay.
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
-  // whose last window has its parts. A block without one shares the part of another block with the same text. The last
-  // ones may be blocks of the second tier, which have a part or none.
+  // whose last window has its parts. A block without one shares the part of another block with the same text, or gets
+  // the one that such a block has in the second tier. The last ones may be blocks of that tier, which have a part or
+  // none.
   std::size_t share_parts(const KvCacheManager& manager, std::span<const int> blocks);
 
   // To be called before a step is scheduled, and when all its slots are reserved: gives parts to the blocks that are
@@ -83,9 +83,16 @@ class LocalPool {
   int num_held() const { return num_held_; }                 // by the windows of the step that was scheduled last
   int num_cached() const { return num_used() - num_held_; }  // of blocks that no window reaches
   std::int64_t num_evicted() const { return num_evicted_; }  // parts that were given up for others, so far
+  // For tests: parts that came back from the second tier to blocks of the pool, so far.
+  std::int64_t num_brought_back() const { return num_brought_back_; }
 
  private:
   using Blocks = std::multiset<int>;
+  // Of planned copies.
+  struct Sources {
+    Blocks all;
+    Blocks kept;  // those whose parts must be copied, too
+  };
 
   int num_used() const { return static_cast<int>(order_.size()); }
   // Of the second tier's planned copies, and then of the manager's: what is translated stays in front, also when the
@@ -93,16 +100,26 @@ class LocalPool {
   std::vector<BlockCopy> untranslated(const KvCacheManager& manager) const;
   // Whether the block has a part once these copies have been carried out.
   bool has_part_after(std::span<const BlockCopy> copies, int block) const;
-  // With how many of these blocks a sequence can begin, with the parts that they have.
-  std::size_t num_usable(const KvCacheManager& manager, std::span<const int> blocks, const std::set<int>& copied) const;
-  // Plans the copies of parts that belong to the new ones.
+  // With how many of these blocks a sequence can begin if these have parts.
+  std::size_t num_usable(std::span<const int> blocks, const std::function<bool(int block)>& has_part) const;
+  // Of the blocks with which a sequence begins, the first that its next query sees.
+  std::size_t first_seen(std::size_t num_blocks) const {
+    const int first = static_cast<int>(num_blocks) * size_.block_size + 1 - size_.window;
+    return static_cast<std::size_t>(std::max(0, first) / size_.block_size);
+  }
+  // Gives these blocks the parts of host blocks, as far as there is room, and plans the copies. copies: all that are
+  // not translated.
+  void bring_back(const KvCacheManager& manager, std::span<const BlockCopy> copies, std::span<const int> blocks,
+                  const std::map<int, int>& on_host);
+  // Plans the copies of parts that belong to the new ones. A copy on write shares the part, until it is written to.
   void translate(const KvCacheManager& manager);
+  void share_part(int block, int part);
   // Gives the block a part that no other block has. Those of blocks that a window reaches are not taken for it, nor
-  // those of `sources`.
-  void give_part(int block, const Blocks& sources);
+  // those of `sources`, unless no others are left: then those that need not be kept.
+  void give_part(int block, const Sources& sources);
   void drop_part(int block);
-  // Gives up the part that has not been in a window for the longest time, with the same exceptions. Returns false if
-  // there is none.
+  // Gives up the part that has not been in a window for the longest time. Returns false if a window or `sources` need
+  // all of them.
   bool evict(const Blocks& sources);
 
   // Whether the block, or the part if it is one, is counted for the first time since begin_count().
@@ -122,6 +139,7 @@ class LocalPool {
   std::list<int> unused_;
   std::vector<std::list<int>::iterator> positions_;  // by part: in one of the lists
   std::vector<int> smallest_unused_;                 // a heap of those in unused_
+  std::vector<bool> reached_;                        // by block: whether a window did in this step, before a preemption
   std::vector<std::int64_t> last_count_;             // by block, and then by part
   std::int64_t count_ = 0;
   std::vector<BlockCopy> pending_copies_;
@@ -129,6 +147,7 @@ class LocalPool {
   bool is_complete_ = true;         // whether end_step() has returned
   int num_held_ = 0;
   std::int64_t num_evicted_ = 0;
+  std::int64_t num_brought_back_ = 0;
 };
 
 // What a runner is that can hold K and V of the layers with a window in a pool of their own.
@@ -139,9 +158,9 @@ class SeparateWindows {
   // How many blocks these layers have if the others have num_blocks.
   using NumParts = std::function<int(int num_blocks)>;
   // From the first step on, which comes later, these layers have fewer blocks; the scheduler keeps the pool's books.
-  // The others may have more than before: see Runner::cache(). Null, and nothing changes, if these would be as many as
-  // the others.
-  virtual std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts) = 0;
+  // The others have num_blocks, which may be more than before, see Runner::cache(); 0: as many as the memory holds.
+  // Null, and nothing changes, if these would be as many as the others.
+  virtual std::shared_ptr<LocalPool> separate_windows(const NumParts& num_parts, int num_blocks) = 0;
 };
 
 }  // namespace
