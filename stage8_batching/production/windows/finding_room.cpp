@@ -1,11 +1,11 @@
 #include "finding_room.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "block_ownership.h"
 #include "common/base/check.h"
+#include "window_prompts.h"
 
 namespace stage8 {
 
@@ -30,14 +30,16 @@ std::span<const common::Token> tokens_to_find(const SequenceGroup& group, std::s
 }
 
 int num_taken(const KvCacheManager& manager, std::span<const int> found, int num_tokens) {
-  const auto is_cached = [&](int block) { return block >= 0 && manager.reference_count(block) == 0; };
-  const bool needs_stand_in = !found.empty() && found.front() < 0;
-  return static_cast<int>(std::count_if(found.begin(), found.end(), is_cached)) + (needs_stand_in ? 1 : 0) +
+  const auto is_taken = [&](int block) {
+    return block == FoundBlocks::kOnHost || (block >= 0 && manager.reference_count(block) == 0);
+  };
+  const bool needs_stand_in = !found.empty() && found.front() == -1;
+  return static_cast<int>(std::count_if(found.begin(), found.end(), is_taken)) + (needs_stand_in ? 1 : 0) +
          blocks_needed(num_tokens, manager.block_size());
 }
 
 bool allocate_behind(KvCacheManager& manager, SequenceId sequence, std::span<const int> found, std::uint64_t salt,
-                     int num_tokens, int spare_blocks) {
+                     int num_tokens, int spare_blocks, std::size_t num_others) {
   COMMON_CHECK(found.empty() || found.back() >= 0, "the next block that is published follows the last one");
   if (num_taken(manager, found, num_tokens) > num_available(manager) - spare_blocks) {
     return false;
@@ -48,7 +50,7 @@ bool allocate_behind(KvCacheManager& manager, SequenceId sequence, std::span<con
   if (num_places > 0) {  // until a block stands in, the first that is seen has their places, too: it can't be evicted
     std::fill_n(blocks.begin(), num_places, *first_seen);
   }
-  start_with(manager, sequence, std::move(blocks), salt, num_tokens);
+  start_with(manager, sequence, std::move(blocks), found.size() - num_others, salt, num_tokens);
   try {
     const HeldBlocks held(manager, num_places > 0 ? 1 : 0);
     for (int i = 0; i < num_places; ++i) {

@@ -1,20 +1,23 @@
-// A scheduler for models whose layers all have the same window, without a second tier of the prefix cache. It frees the
-// blocks behind the windows, as WindowScheduler does, and looks at windows where others look at whole texts:
-//   - A prompt begins with cached blocks if those are there that its first query sees (window_prompts.h).
+// A scheduler for models whose layers all have the same window. It frees the blocks behind the windows, as
+// WindowScheduler does, and looks at windows where others look at whole texts:
+//   - A prompt begins with cached blocks if those are there that its first query sees (window_prompts.h), in the pool
+//   or
+//     in the second tier of the prefix cache. Only these are brought back.
 //   - A request may be longer than the pool. Alone, it is computed in chunks for which there is room, and what is
 //     behind its windows then is freed before the next one.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
-#include "../speculation/speculating_scheduler.h"
+#include "../host_cache/host_cache_scheduler.h"
 #include "evicted_texts.h"
 #include "window_scheduler.h"
 
 namespace stage8 {
 
-class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
+class WindowPromptScheduler : public WindowScheduler<HostCacheScheduler> {
  public:
   // Counts of events so far.
   struct Statistics {
@@ -22,9 +25,10 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
     std::int64_t tokens = 0;   // saved by that
   };
 
-  // window, num_in_flight: WindowScheduler's. The other arguments are SpeculatingScheduler's.
+  // window, num_in_flight: WindowScheduler's. The other arguments are HostCacheScheduler's.
   WindowPromptScheduler(int window, int num_in_flight, KvCacheManager& manager, const SchedulerOptions& options,
-                        bool use_prefix_cache, int default_drafts, const TokenCost& cost);
+                        bool use_prefix_cache, int default_drafts, const TokenCost& cost,
+                        const std::shared_ptr<HostCache>& host_cache = nullptr);
 
   ScheduledStep schedule() override;
 
@@ -37,6 +41,10 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
   const Statistics& statistics() const { return statistics_; }
 
  protected:
+  // Not in a step that has preempted a group.
+  void admit_waiting(ScheduledStep& step) override;
+  // Remembers the text, too.
+  void store(int block) noexcept override;
   bool find_room(SequenceGroup& group, const Admission& admission) override;
 
  private:
@@ -50,6 +58,7 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
 
   EvictedTexts evicted_;
   Statistics statistics_;
+  bool has_preempted_ = false;  // in this step
 };
 
 }  // namespace
