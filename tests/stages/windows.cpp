@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -633,6 +634,7 @@ TEST_CASE("windows: one window and a second tier, by hand", "[windows]") {
   CHECK(manager.prefix_cache().find(text(1, 17), 0).empty());
   CHECK(pool.find(text(1, 17)) == Blocks{-1, -1, 5, 3});
   CHECK(pool.find(text(1, 17), 1).empty());
+  CHECK(pool.find(text(9, 17)).empty());  // a text that begins in the middle of it
 
   // What follows is found behind it, wherever it is. The host still has what was brought back.
   const std::vector<common::Token> longer = joined_text(text(1, 17), {60, 61, 62});
@@ -645,6 +647,48 @@ TEST_CASE("windows: one window and a second tier, by hand", "[windows]") {
   CHECK(pool.take_copies() == Copies{{4, 15}, {2, 8}, {1, 9}});
   CHECK(pool.find(prompt) == Blocks{-1, -1, -1, kHost, kHost});
   CHECK(pool.look_up(prompt).host_blocks == Blocks{11, 9});
+  // Block 5 had A's tokens 9 … 12, under a number that the host's block has now. It is remembered behind its own text.
+  std::set<stage::PrefixCache::TextId> remembered;
+  pool.evicted.find(pool.tier->parent(10), text(9, 12), 0, remembered);
+  CHECK(remembered.contains(pool.tier->text(10)));
+}
+
+TEST_CASE("windows: what stands before the host's blocks is not forgotten", "[windows]") {
+  NumbersAndTexts pool(10, 30);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 25));
+  manager.free(0);
+  const std::vector<common::Token> prompt = text(1, 25);
+  for (int i = 1; i < 100; ++i) {
+    pool.start(i, text(100 * i, 100 * i + 24));
+    manager.free(i);
+    pool.tier->touch(pool.look_up(prompt).host_blocks);
+    pool.take_copies();
+  }
+  CHECK(pool.tier->find(0, text(1, 4), 0).empty());  // its first block is in neither tier
+  CHECK(pool.find(prompt).size() == 6);
+  CHECK(pool.look_up(prompt).host_blocks.size() == 2);
+  CHECK(pool.look_up(prompt).num_first == 0);
+}
+
+TEST_CASE("windows: blocks that are lost on the host while the pool makes room for them are not begun with",
+          "[windows]") {
+  NumbersAndTexts pool(8, 4);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 17));
+  manager.free(0);
+  pool.start(1, text(31, 62));
+  manager.free(1);
+  pool.take_copies();
+  REQUIRE(manager.free_blocks().empty());
+  stage::FoundBlocks found = pool.look_up(text(1, 17));
+  CHECK(found.host_blocks == Blocks{8, 11});
+  // The tier was not told that they are needed: what the pool evicts takes their places.
+  pool.tier->touch(Blocks{9, 10});
+  CHECK(!pool.bring_back(found, text(1, 17)));
+  CHECK(pool.tier->statistics().restored == 0);
+  CHECK(pool.numbers.ledger(true) == kNoProblem);
+  CHECK(pool.look_up(text(1, 17)).host_blocks == Blocks{10, 9});  // fewer blocks of the text
 }
 
 TEST_CASE("windows: a prompt that can't begin changes nothing", "[windows]") {
@@ -731,7 +775,8 @@ TEST_CASE("windows: a second turn finds its window on the host, and only that is
   options.scheduler.token_budget = 12;
   options.scheduler.token_compute_cost = 10;  // so that blocks are kept
   tests::WindowedServing windowed(options, model);
-  const stage::GenerationRequest first{tests::make_request(60, 20)};
+  stage::GenerationRequest first{tests::make_request(60, 20)};
+  first.request.cache_salt = 7;
   const stage::GenerationRequest other{tests::make_request(85, 4, 1)};
   serve_in_turn(windowed, {first, other});
   stage::GenerationRequest second = first;
