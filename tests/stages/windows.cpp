@@ -671,6 +671,23 @@ TEST_CASE("windows: what stands before the host's blocks is not forgotten", "[wi
   CHECK(pool.look_up(prompt).num_first == 0);
 }
 
+TEST_CASE("windows: what the pool has of a window is not evicted for the rest", "[windows]") {
+  NumbersAndTexts pool(8, 8);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 17));
+  manager.free(0);
+  pool.start(1, text(31, 34));
+  manager.free(1);
+  REQUIRE(manager.allocate(2, 6 * 4));  // evicts all of the first text but its last block
+  const int last = manager.prefix_cache().evictable().front();
+  stage::FoundBlocks found = pool.look_up(text(1, 17));
+  CHECK(found.blocks == Blocks{-1, -1, stage::FoundBlocks::kOnHost, last});
+  CHECK(pool.bring_back(found, text(1, 17)));
+  CHECK(found.blocks[3] == last);
+  CHECK(pool.find(text(1, 17)) == found.blocks);
+  CHECK(pool.tier->find(0, text(31, 34), 0).size() == 1);
+}
+
 TEST_CASE("windows: blocks that are lost on the host while the pool makes room for them are not begun with",
           "[windows]") {
   NumbersAndTexts pool(8, 4);
@@ -754,7 +771,8 @@ TEST_CASE("windows: a conversation's second turn finds its window, although its 
   tests::ServingOptions options{.num_blocks = 22};
   options.scheduler.token_budget = 12;
   tests::WindowedServing windowed(options, model);
-  const stage::GenerationRequest first{tests::make_request(60, 20)};
+  stage::GenerationRequest first{tests::make_request(60, 20)};
+  first.request.cache_salt = 7;
   serve_in_turn(windowed, {first, {tests::make_request(35, 4, 1)}});
   stage::GenerationRequest second = first;
   const std::vector<common::Token> reply = windowed.serving.engine.output(0).completions.front().tokens;
@@ -794,6 +812,19 @@ TEST_CASE("windows: a second turn finds its window on the host, and only that is
   CHECK(scheduler.host_cache().statistics().restored == 2 * 3);  // the windows' blocks, of 19 and 7
   CHECK(scheduler.statistics().prompts == 0);                    // the others were on the host, too
   CHECK(windowed.serving.engine_manager().prefix_cache().statistics().tokens_saved == 84);  // by the pool alone
+}
+
+TEST_CASE("windows: what was found on the host is kept there while the pool makes room for it", "[windows]") {
+  const Llama model = tests::windowed_model(10);
+  const stage::GenerationRequest first{tests::make_request(61, 4)};
+  const stage::GenerationRequest other{tests::make_request(85, 4, 1)};
+  // Just large enough: what the other text evicts has taken the places of all but the window.
+  tests::ServingOptions options{.num_blocks = 12, .num_host_cache_blocks = 15};
+  options.scheduler.token_budget = 12;
+  options.scheduler.token_compute_cost = 10;
+  tests::WindowedServing windowed(options, model);
+  CHECK(serve_in_turn(windowed, {first, other, first}) == std::vector<int>{0, 0, 60});
+  check_texts(windowed, model, {first, other, first});
 }
 
 TEST_CASE("windows: a text behind blocks from the host is the cold text, to the bit", "[windows]") {
@@ -858,18 +889,41 @@ TEST_CASE("windows: a request is longer than the pool", "[windows]") {
 }
 
 TEST_CASE("windows: one that is left alone in the middle of a step, with all blocks, goes on", "[windows]") {
-  const Llama model = tests::windowed_model(18);
-  for (int num_tokens = 3; num_tokens < 12; ++num_tokens) {
-    tests::ServingOptions options{.num_blocks = 18, .block_size = 3};
-    options.scheduler.token_budget = 6;
-    tests::WindowedServing windowed(options, model);
-    const std::vector<stage::GenerationRequest> requests = {{tests::make_request(5, 27), 2},
-                                                            {tests::make_request(num_tokens, 27, 1), 2}};
-    windowed.serving.submit_all(requests);
-    CAPTURE(num_tokens);
-    CHECK(windowed.serving.run() == kNoProblem);
-    check_texts(windowed, model, requests);
+  stage::KvCacheManager manager(18, 3);
+  stage::SequenceIds ids;
+  stage::WindowPromptScheduler scheduler(18, 0, manager, {.headroom = 0}, true, 0, stage::kCpuTokenCost);
+  // 21 blocks as a whole, of which the windows lie in 7 for each sample.
+  const auto first = std::make_shared<stage::ParallelSampling>(manager, ids, 0, tests::make_request(5, 27), 2);
+  scheduler.add(first);
+  REQUIRE(scheduler.schedule().groups.size() == 1);
+  manager.commit(first->live()[0].sequence, 5);
+  first->extend({{}, {Matrix::Zero(1, 64)}}, 0.0);
+  const auto compute_token = [&] {
+    const stage::ScheduledStep step = scheduler.schedule();
+    REQUIRE(!step.groups.empty());
+    for (const stage::Branch& branch : first->live()) {
+      manager.commit(branch.sequence, 1);
+    }
+    first->extend({{1, 1}, {}}, 0.0);
+    return step;
+  };
+  while (manager.length(first->live()[0].sequence) < 21) {
+    compute_token();
   }
+  scheduler.add(std::make_shared<stage::ParallelSampling>(manager, ids, 1, tests::make_request(3, 9, 1), 1));
+  CHECK(compute_token().admitted.size() == 1);
+  for (const stage::Branch& branch : first->live()) {
+    REQUIRE(manager.reserve(branch.sequence, 5));  // as drafts would
+  }
+  REQUIRE(stage::num_available(manager) == 0);
+  while (manager.length(first->live()[0].sequence) < 27) {
+    CHECK(compute_token().preempted.empty());
+  }
+  // The two need a block each, and the other request, which is preempted for it, has one.
+  const stage::ScheduledStep step = compute_token();
+  CHECK(step.groups.size() == 1);
+  CHECK(step.preempted.size() == 1);
+  CHECK(step.admitted.empty());
 }
 
 TEST_CASE("windows: a request whose windows are more than the pool is rejected", "[windows]") {
