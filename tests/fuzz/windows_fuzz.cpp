@@ -22,6 +22,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/host_cache/host_cache_scheduler.h)
+#include STAGE_HEADER(production/host_cache/text_link.h)
 #include STAGE_HEADER(production/windows/window_prompt_scheduler.h)
 // clang-format on
 
@@ -36,7 +37,10 @@ constexpr std::size_t kMaxTasks = 14;  // of a case
 constexpr int kDefaultCases = tests::kSanitized ? 30 : 600;
 
 stage::GenerationRequest random_task(Random& random) {
-  return tests::random_task(random, {.min_prompt = 2, .max_prompt = 60, .max_reply = 40, .num_texts = 4});
+  stage::GenerationRequest task =
+      tests::random_task(random, {.min_prompt = 2, .max_prompt = 60, .max_reply = 40, .num_texts = 4});
+  task.request.cache_salt = random.below(8) == 0 ? 1 : 0;
+  return task;
 }
 
 tests::ServingOptions random_options(Random& random) {
@@ -66,6 +70,7 @@ std::optional<stage::GenerationRequest> next_turn(Random& random, const stage::G
     return std::nullopt;
   }
   stage::GenerationRequest next = random_task(random);
+  next.request.cache_salt = task.request.cache_salt;
   std::vector<common::Token>& prompt = next.request.prompt;
   prompt.resize(static_cast<std::size_t>(std::min(between(random, 1, 8), static_cast<int>(prompt.size()))));
   const std::vector<common::Token>& reply = output.completions.front().tokens;
@@ -74,20 +79,21 @@ std::optional<stage::GenerationRequest> next_turn(Random& random, const stage::G
   return prompt.size() <= kMaxPrompt ? std::optional(std::move(next)) : std::nullopt;
 }
 
-// Every text that is in both tiers has the same K and V in both, but for the order of additions, in the layers that see
-// all and, if both blocks have their parts, in the others. Needs an idle engine.
+// Every text that is in both tiers has the same K and V in both, but for the order of additions: with one pool in all
+// layers, and with two in those that see all and, if both blocks have their parts, in the others. Needs an idle engine.
 void compare_tiers(tests::WindowedServing& windowed, const stage::HostCache& host, FuzzCounts& counts) {
   const stage::KvCacheManager& manager = windowed.serving.engine_manager();
-  const stage::LocalPool& parts = *windowed.runner->local_pool();
+  const stage::LocalPool* const parts = windowed.runner->local_pool();
   if (host.statistics().stored - host.statistics().evictions != host.num_used() ||
       host.num_used() > host.num_blocks()) {
     throw FuzzFailure("blocks that came, less those that were given up, are not those that are there");
   }
-  if (!host.pending_copies().empty() || !parts.pending_copies().empty() || !manager.pending_copies().empty()) {
+  if (!host.pending_copies().empty() || !manager.pending_copies().empty() ||
+      (parts != nullptr && !parts->pending_copies().empty())) {
     return;
   }
   // Host blocks are copied to a free one to be read. The cache of the parts has room behind the last one.
-  const int free_part = parts.size().num_parts;
+  const int free_part = parts != nullptr ? parts->size().num_parts : 0;
   if (manager.free_blocks().empty()) {
     return;
   }
@@ -108,15 +114,20 @@ void compare_tiers(tests::WindowedServing& windowed, const stage::HostCache& hos
     }
   };
   for (const int block : manager.prefix_cache().evictable()) {
-    const stage::PrefixCache::Entry& entry = manager.prefix_cache().entry(block);
-    const std::vector<int> found = host.find(entry.parent_text, entry.tokens, entry.salt);
+    const stage::TextLink link = stage::link_of(manager.prefix_cache(), block);
+    const std::vector<int> found = host.find(link.parent, link.tokens, link.salt);
     if (found.empty()) {
       continue;
     }
     expect_equal(windowed.runner->cpu().kv_cache(), found.front(), manager.free_blocks().back(), block);
-    const bool have_both = parts.part_of(block) >= 0 && parts.part_of(found.front()) >= 0;
+    if (parts == nullptr) {
+      counts.add("in both tiers, one pool");
+      continue;
+    }
+    const bool have_both = parts->part_of(block) >= 0 && parts->part_of(found.front()) >= 0;
     if (have_both) {
-      expect_equal(windowed.runner->cpu().local_cache(), parts.part_of(found.front()), free_part, parts.part_of(block));
+      expect_equal(windowed.runner->cpu().local_cache(), parts->part_of(found.front()), free_part,
+                   parts->part_of(block));
     }
     counts.add(have_both ? "parts in both tiers" : "in both tiers, a part at most in one");
   }
@@ -142,6 +153,16 @@ std::int64_t reads_of(const stage::RaggedBatch& batch, const common::LlamaConfig
   return sum;
 }
 
+// Published blocks behind a text of which the pool had no block.
+long long num_alone(const stage::KvCacheManager& manager) {
+  const stage::PrefixCache& pool = manager.prefix_cache();
+  long long result = 0;
+  for (int block = 0; block < manager.usage().total / manager.block_size(); ++block) {
+    result += pool.contains(block) && stage::link_of(pool, block).parent != pool.entry(block).parent_text ? 1 : 0;
+  }
+  return result;
+}
+
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
   Random random(seed);
   const bool has_global = random.below(2) == 0;
@@ -157,7 +178,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     options.num_blocks = most / options.block_size;
   }
   // Room for the windows of any of them, but not for the longest as a whole.
-  if (!has_global && options.num_host_cache_blocks == 0 && random.below(2) == 0) {
+  if (!has_global && random.below(2) == 0) {
     const int in_flight = options.scheduler.run_ahead.value_or(false) ? options.scheduler.token_budget : 0;
     const int window = stage::max_blocks_of_window(model.config().window + in_flight, options.block_size);
     options.num_blocks = between(random, 1, 4) * (std::max(window, 2) + 2);
@@ -165,7 +186,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   // From the windows of one text alone to as many as there are blocks.
   const int least = stage::max_blocks_of_window(model.config().window, options.block_size);
   const int num_parts = between(random, std::min(least, options.num_blocks), options.num_blocks);
-  if (has_global && options.num_host_cache_blocks > 0 && random.below(4) == 0) {
+  if (options.num_host_cache_blocks > 0 && random.below(4) == 0) {
     options.num_host_cache_blocks = between(random, 1, 4);  // what is found goes before it is brought back
   }
   const bool has_faults = random.below(4) == 0;
@@ -205,6 +226,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     if (const std::string problem = windowed.problem(); !problem.empty()) {
       throw FuzzFailure(problem);
     }
+    counts.add("blocks behind texts without one", num_alone(serving.engine_manager()));
     if (serving.reports.size() > 20000) {
       throw FuzzFailure("the engine is still busy after 20,000 steps");
     }
@@ -233,11 +255,10 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
       continue;  // a beam search that does not end promises nothing
     }
     counts.add("requests");
-    counts.add("longer than the pool",
-               stage::max_slots_of(tasks[i].request, tasks[i].num_samples, options.block_size) / options.block_size >
-                       options.num_blocks
-                   ? 1
-                   : 0);
+    const int num_needed =
+        stage::max_slots_of(tasks[i].request, tasks[i].num_samples, options.block_size) / options.block_size;
+    counts.add(options.num_host_cache_blocks > 0 ? "longer than the pool, with a tier" : "longer than the pool",
+               num_needed > options.num_blocks ? 1 : 0);
     counts.add("several samples", tasks[i].num_samples > 1 && !tasks[i].length_penalty.has_value() ? 1 : 0);
     counts.add("beam searches", tasks[i].length_penalty.has_value() ? 1 : 0);
     if (const std::string problem = tests::compare_output(output, tests::served_alone(tasks[i], model), has_failed);
@@ -250,13 +271,15 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     counts.add("back from the host", tiers->host_cache().statistics().restored);
     if (windowed.runner->local_pool() != nullptr) {
       counts.add("back from the host to two pools", tiers->host_cache().statistics().restored);
-      if (!has_faults) {  // else the last copies may be in front of a step that never was
-        compare_tiers(windowed, tiers->host_cache(), counts);
-      }
+    }
+    if (!has_faults) {  // else the last copies may be in front of a step that never was
+      compare_tiers(windowed, tiers->host_cache(), counts);
     }
   }
   if (const auto* prompts = dynamic_cast<const stage::WindowPromptScheduler*>(&serving.engine.scheduler())) {
-    counts.add("found behind evicted blocks", prompts->statistics().prompts);
+    counts.add(
+        options.num_host_cache_blocks > 0 ? "found behind evicted blocks, with a tier" : "found behind evicted blocks",
+        prompts->statistics().prompts);
   }
   if (const stage::LocalPool* pool = windowed.runner->local_pool()) {
     counts.add("parts given up", pool->num_evicted());
@@ -283,11 +306,29 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return tests::run_fuzz(
-      {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
-      FuzzCounts({"requests", "several samples", "beam searches", "swapped out", "recomputed", "back from the host",
-                  "steps with freed blocks", "cached tokens", "too wide", "parts given up", "found by local pools",
-                  "found behind evicted blocks", "longer than the pool", "failed", "back from the host to two pools",
-                  "parts brought back alone", "parts in both tiers", "in both tiers, a part at most in one"}),
-      run_case);
+  return tests::run_fuzz({argv + 1, argv + argc},
+                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 20, .min_seeds = 59},
+                         FuzzCounts({"requests",
+                                     "several samples",
+                                     "beam searches",
+                                     "swapped out",
+                                     "recomputed",
+                                     "back from the host",
+                                     "steps with freed blocks",
+                                     "cached tokens",
+                                     "too wide",
+                                     "parts given up",
+                                     "found by local pools",
+                                     "found behind evicted blocks",
+                                     "found behind evicted blocks, with a tier",
+                                     "longer than the pool",
+                                     "longer than the pool, with a tier",
+                                     "failed",
+                                     "back from the host to two pools",
+                                     "parts brought back alone",
+                                     "parts in both tiers",
+                                     "in both tiers, a part at most in one",
+                                     "in both tiers, one pool",
+                                     "blocks behind texts without one"}),
+                         run_case);
 }

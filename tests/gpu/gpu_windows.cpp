@@ -690,6 +690,45 @@ TEST_CASE("GPU: a server's engine divides its memory before its steps are record
   CHECK(tokens == tests::run_requests(cpu, std::span(&task.request, 1)).completions.front().tokens);
 }
 
+TEST_CASE("GPU: a prompt's window comes back from the host, and requests are longer than the pool") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr int kBlockSize = 16;
+  constexpr int kNumTierBlocks = 30;
+  const Llama model = model_with_windows(32, kOneKind);
+  for (const common::GpuTypes& types : kTypes) {
+    stage::EngineOptions options;
+    options.gpu = {.device = stage::Device::kGpu, .types = types};
+    options.block_size = kBlockSize;
+    options.num_slots = 10 * kBlockSize;
+    options.scheduler.token_budget = 32;
+    options.scheduler.token_compute_cost = 1000;  // so that blocks are kept
+    stage::EngineOptions with_tier = options;
+    with_tier.num_host_slots += kNumTierBlocks * kBlockSize;
+    stage::VirtualClock clock;
+    const std::unique_ptr<stage::SpeculatingEngine> engine = stage::make_speculating_engine(
+        model, options, stage::make_runner(model, with_tier), 0, clock, std::nullopt, kNumTierBlocks);
+    const GenerationRequest first{tests::make_request(200, 20)};  // 14 blocks
+    const GenerationRequest other{tests::make_request(200, 20, 1)};
+    Judge judge(model);
+    std::vector<int> found;
+    for (const GenerationRequest& task : {first, other, first}) {
+      const int id = engine->submit(task);
+      while (engine->step()) {
+      }
+      const stage::RequestOutput& output = engine->output(id);
+      CAPTURE(common::to_string(types), id, output.error);
+      REQUIRE(output.completions.size() == 1);
+      CHECK(judge.problem(task.request, output.completions.front(), tolerance_of(types)) == kNoProblem);
+      found.push_back(output.cached_tokens);
+    }
+    CHECK(found == std::vector<int>{0, 0, 192});
+    const auto& scheduler = dynamic_cast<const stage::WindowPromptScheduler&>(engine->scheduler());
+    CHECK(scheduler.host_cache().statistics().restored == 2);  // position 192 sees 161 … 192
+  }
+}
+
 TEST_CASE("GPU: without --slots, layers that see all have the memory that layers with a window do without") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

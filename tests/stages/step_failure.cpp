@@ -73,6 +73,7 @@ const std::vector<Setup> kSetups = {
     {false, Preemption::kSwap, 0, 6},       {false, Preemption::kRecompute, 0, 6},
     {false, Preemption::kSwap, 9, 8},       {true, Preemption::kRecompute, 9, 8},
     {false, Preemption::kSwap, 0, 0, true}, {true, Preemption::kRecompute, 0, 0, true},
+    {false, Preemption::kSwap, 6, 0, true}, {true, Preemption::kRecompute, 6, 0, true},
 #endif
 };
 

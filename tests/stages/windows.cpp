@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -234,8 +235,18 @@ struct TwoTiers : NumbersAndParts {
 
 // Numbers in blocks of 4, of which queries see the last 6, and what is known of texts that were evicted.
 struct NumbersAndTexts {
-  explicit NumbersAndTexts(int num_blocks) : numbers(num_blocks, kBlockSize), evicted(num_blocks) {
-    numbers.manager().on_evict([this](int block) { evicted.add(numbers.manager().prefix_cache(), block); });
+  // num_tier_blocks: of a second tier, numbered behind the pool's; 0: there is none.
+  explicit NumbersAndTexts(int num_blocks, int num_tier_blocks = 0)
+      : numbers(num_blocks, kBlockSize, num_tier_blocks),
+        tier(num_tier_blocks > 0 ? std::make_shared<stage::HostCache>(num_blocks, num_tier_blocks, kBlockSize)
+                                 : nullptr),
+        evicted(num_blocks, tier) {
+    numbers.manager().on_evict([this](int block) {
+      evicted.add(numbers.manager().prefix_cache(), block);
+      if (tier != nullptr) {
+        tier->store(numbers.manager().prefix_cache(), block);
+      }
+    });
   }
 
   // Computes more of the sequence's text, and then frees what the next query does not see.
@@ -248,8 +259,23 @@ struct NumbersAndTexts {
     REQUIRE(numbers.manager().allocate(sequence, 1));
     append(sequence, tokens);
   }
-  Blocks find(const std::vector<common::Token>& tokens, std::uint64_t salt = 0) {
-    return stage::find_window(numbers.manager(), evicted, tokens, salt, kWindow).blocks;
+  stage::FoundBlocks look_up(const std::vector<common::Token>& tokens, std::uint64_t salt = 0) {
+    return stage::find_window(numbers.manager(), evicted, tokens, salt, kWindow, tier.get());
+  }
+  Blocks find(const std::vector<common::Token>& tokens, std::uint64_t salt = 0) { return look_up(tokens, salt).blocks; }
+  // What was found is in the pool from now on.
+  bool bring_back(stage::FoundBlocks& found, const std::vector<common::Token>& tokens) {
+    return stage::bring_back(numbers.manager(), evicted, *tier, found, tokens, 0, kWindow);
+  }
+  // The tier's planned copies, which are carried out.
+  std::vector<std::pair<int, int>> take_copies() {
+    std::vector<std::pair<int, int>> result;
+    for (const stage::BlockCopy& copy : tier->pending_copies()) {
+      result.emplace_back(copy.source, copy.destination);
+      numbers.execute({copy});
+    }
+    tier->clear_pending_copies(result.size());
+    return result;
   }
   // Evicts cached blocks, and leaves all that have no owner free.
   void evict(int num_blocks) {
@@ -261,6 +287,7 @@ struct NumbersAndTexts {
   static constexpr int kBlockSize = 4;
   static constexpr int kWindow = 6;
   tests::NumberPool numbers;
+  std::shared_ptr<stage::HostCache> tier;
   stage::EvictedTexts evicted;
 };
 
@@ -591,6 +618,118 @@ TEST_CASE("windows: a prompt begins with its window, by hand", "[windows]") {
   CHECK(pool.find(joined_text(text(1, 17), {50, 51, 52, 9})).size() == 5);
 }
 
+// WINDOWS.md, one window and a second tier by hand.
+TEST_CASE("windows: one window and a second tier, by hand", "[windows]") {
+  NumbersAndTexts pool(8, 8);
+  order_blocks(pool.numbers);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 10));
+  pool.append(0, text(11, 13));
+  pool.append(0, text(14, 17));
+  CHECK(manager.block_table(0) == Blocks{2, 2, 2, 5, 4});
+  manager.free(0);
+  pool.start(1, text(31, 51));
+  CHECK(manager.block_table(1) == Blocks{2, 4, 1, 7, 3, 5});
+  using Copies = std::vector<std::pair<int, int>>;
+  CHECK(pool.take_copies() == Copies{{1, 8}, {7, 9}, {3, 10}, {5, 11}});
+  manager.free(1);
+  const std::list<int>& cached = manager.prefix_cache().evictable();
+  CHECK(Blocks(cached.begin(), cached.end()) == Blocks{3, 7, 1, 4, 2});
+
+  constexpr int kHost = stage::FoundBlocks::kOnHost;
+  CHECK(pool.find(text(1, 15)) == Blocks{-1, kHost, kHost});
+  CHECK(pool.look_up(text(1, 15)).host_blocks == Blocks{8, 10});
+  CHECK(pool.find(text(1, 9)) == Blocks{kHost, kHost});
+  CHECK(pool.find(text(2, 18)).empty());
+  CHECK(pool.find(text(1, 17), 1).empty());
+  stage::FoundBlocks found = pool.look_up(text(1, 17));
+  CHECK(found.blocks == Blocks{-1, -1, kHost, kHost});
+  CHECK(found.host_blocks == Blocks{10, 11});
+  REQUIRE(pool.bring_back(found, text(1, 17)));
+  CHECK(found.blocks == Blocks{-1, -1, 5, 3});
+  REQUIRE(stage::allocate_behind(manager, 2, found.blocks, 0, 2, 0));
+  CHECK(manager.block_table(2) == Blocks{7, 7, 5, 3, 1});
+  CHECK(manager.length(2) == 16);
+  CHECK(pool.take_copies() == Copies{{3, 12}, {10, 5}, {11, 3}, {7, 13}, {1, 14}});
+  CHECK(pool.numbers.ledger(true) == kNoProblem);
+  // To the lesson's lookup, no block of the pool has the text: those that it follows are not there.
+  CHECK(manager.prefix_cache().find(text(1, 17), 0).empty());
+  CHECK(pool.find(text(1, 17)) == Blocks{-1, -1, 5, 3});
+  CHECK(pool.find(text(1, 17), 1).empty());
+  CHECK(pool.find(text(9, 17)).empty());  // a text that begins in the middle of it
+
+  // What follows is found behind it, wherever it is. The host still has what was brought back.
+  const std::vector<common::Token> longer = joined_text(text(1, 17), {60, 61, 62});
+  pool.append(2, {17, 60, 61, 62});
+  CHECK(manager.prefix_cache().contains(1));
+  manager.free(2);
+  const std::vector<common::Token> prompt = joined_text(longer, {9});
+  CHECK(pool.find(prompt) == Blocks{-1, -1, -1, 3, 1});
+  pool.evict(static_cast<int>(cached.size()));
+  CHECK(pool.take_copies() == Copies{{4, 15}, {2, 8}, {1, 9}});
+  CHECK(pool.find(prompt) == Blocks{-1, -1, -1, kHost, kHost});
+  CHECK(pool.look_up(prompt).host_blocks == Blocks{11, 9});
+  // Block 5 had A's tokens 9 … 12, under a number that the host's block has now. It is remembered behind its own text.
+  std::set<stage::PrefixCache::TextId> remembered;
+  pool.evicted.find(pool.tier->parent(10), text(9, 12), 0, remembered);
+  CHECK(remembered.contains(pool.tier->text(10)));
+}
+
+TEST_CASE("windows: what stands before the host's blocks is not forgotten", "[windows]") {
+  NumbersAndTexts pool(10, 30);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 25));
+  manager.free(0);
+  const std::vector<common::Token> prompt = text(1, 25);
+  for (int i = 1; i < 100; ++i) {
+    pool.start(i, text(100 * i, 100 * i + 24));
+    manager.free(i);
+    pool.tier->touch(pool.look_up(prompt).host_blocks);
+    pool.take_copies();
+  }
+  CHECK(pool.tier->find(0, text(1, 4), 0).empty());  // its first block is in neither tier
+  CHECK(pool.find(prompt).size() == 6);
+  CHECK(pool.look_up(prompt).host_blocks.size() == 2);
+  CHECK(pool.look_up(prompt).num_first == 0);
+}
+
+TEST_CASE("windows: what the pool has of a window is not evicted for the rest", "[windows]") {
+  NumbersAndTexts pool(8, 8);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 17));
+  manager.free(0);
+  pool.start(1, text(31, 34));
+  manager.free(1);
+  REQUIRE(manager.allocate(2, 6 * 4));  // evicts all of the first text but its last block
+  const int last = manager.prefix_cache().evictable().front();
+  stage::FoundBlocks found = pool.look_up(text(1, 17));
+  CHECK(found.blocks == Blocks{-1, -1, stage::FoundBlocks::kOnHost, last});
+  CHECK(pool.bring_back(found, text(1, 17)));
+  CHECK(found.blocks[3] == last);
+  CHECK(pool.find(text(1, 17)) == found.blocks);
+  CHECK(pool.tier->find(0, text(31, 34), 0).size() == 1);
+}
+
+TEST_CASE("windows: blocks that are lost on the host while the pool makes room for them are not begun with",
+          "[windows]") {
+  NumbersAndTexts pool(8, 4);
+  stage::KvCacheManager& manager = pool.numbers.manager();
+  pool.start(0, text(1, 17));
+  manager.free(0);
+  pool.start(1, text(31, 62));
+  manager.free(1);
+  pool.take_copies();
+  REQUIRE(manager.free_blocks().empty());
+  stage::FoundBlocks found = pool.look_up(text(1, 17));
+  CHECK(found.host_blocks == Blocks{8, 11});
+  // The tier was not told that they are needed: what the pool evicts takes their places.
+  pool.tier->touch(Blocks{9, 10});
+  CHECK(!pool.bring_back(found, text(1, 17)));
+  CHECK(pool.tier->statistics().restored == 0);
+  CHECK(pool.numbers.ledger(true) == kNoProblem);
+  CHECK(pool.look_up(text(1, 17)).host_blocks == Blocks{10, 9});  // fewer blocks of the text
+}
+
 TEST_CASE("windows: a prompt that can't begin changes nothing", "[windows]") {
   NumbersAndTexts pool(6);
   stage::KvCacheManager& manager = pool.numbers.manager();
@@ -654,7 +793,8 @@ TEST_CASE("windows: a conversation's second turn finds its window, although its 
   tests::ServingOptions options{.num_blocks = 22};
   options.scheduler.token_budget = 12;
   tests::WindowedServing windowed(options, model);
-  const stage::GenerationRequest first{tests::make_request(60, 20)};
+  stage::GenerationRequest first{tests::make_request(60, 20)};
+  first.request.cache_salt = 7;
   serve_in_turn(windowed, {first, {tests::make_request(35, 4, 1)}});
   stage::GenerationRequest second = first;
   const std::vector<common::Token> reply = windowed.serving.engine.output(0).completions.front().tokens;
@@ -673,6 +813,66 @@ TEST_CASE("windows: a conversation's second turn finds its window, although its 
   CHECK(lookups.tokens_saved == 76);
 }
 
+TEST_CASE("windows: a second turn finds its window on the host, and only that is brought back", "[windows]") {
+  const Llama model = tests::windowed_model(10);
+  tests::ServingOptions options{.num_blocks = 22, .num_host_cache_blocks = 60};
+  options.scheduler.token_budget = 12;
+  options.scheduler.token_compute_cost = 10;  // so that blocks are kept
+  tests::WindowedServing windowed(options, model);
+  stage::GenerationRequest first{tests::make_request(60, 20)};
+  first.request.cache_salt = 7;
+  const stage::GenerationRequest other{tests::make_request(85, 4, 1)};
+  serve_in_turn(windowed, {first, other});
+  stage::GenerationRequest second = first;
+  const std::vector<common::Token> reply = windowed.serving.engine.output(0).completions.front().tokens;
+  second.request.prompt.insert(second.request.prompt.end(), reply.begin(), reply.end());
+  second.request.prompt.insert(second.request.prompt.end(), {5, 6, 7});
+  stage::GenerationRequest shorter = first;
+  shorter.request.prompt.resize(30);
+  CHECK(serve_in_turn(windowed, {second, other, shorter}) == std::vector<int>{76, 84, 28});
+  const std::vector<stage::GenerationRequest> requests = {first, other, second, other, shorter};
+  check_texts(windowed, model, requests);
+  const auto& scheduler =
+      dynamic_cast<const stage::WindowPromptScheduler&>(std::as_const(windowed.serving.engine).scheduler());
+  CHECK(scheduler.host_cache().statistics().hits == 2);
+  CHECK(scheduler.host_cache().statistics().restored == 2 * 3);  // the windows' blocks, of 19 and 7
+  CHECK(scheduler.statistics().prompts == 0);                    // the others were on the host, too
+  CHECK(windowed.serving.engine_manager().prefix_cache().statistics().tokens_saved == 84);  // by the pool alone
+}
+
+TEST_CASE("windows: what was found on the host is kept there while the pool makes room for it", "[windows]") {
+  const Llama model = tests::windowed_model(10);
+  const stage::GenerationRequest first{tests::make_request(61, 4)};
+  const stage::GenerationRequest other{tests::make_request(85, 4, 1)};
+  // Just large enough: what the other text evicts has taken the places of all but the window.
+  tests::ServingOptions options{.num_blocks = 12, .num_host_cache_blocks = 15};
+  options.scheduler.token_budget = 12;
+  options.scheduler.token_compute_cost = 10;
+  tests::WindowedServing windowed(options, model);
+  CHECK(serve_in_turn(windowed, {first, other, first}) == std::vector<int>{0, 0, 60});
+  check_texts(windowed, model, {first, other, first});
+}
+
+TEST_CASE("windows: a text behind blocks from the host is the cold text, to the bit", "[windows]") {
+  const Llama model = tests::windowed_model(10);
+  tests::ServingOptions options{.num_blocks = 22, .num_host_cache_blocks = 60};
+  options.scheduler.token_budget = 12;
+  options.scheduler.token_compute_cost = 10;
+  tests::WindowedServing windowed(options, model);
+  stage::GenerationRequest request{tests::make_request(61, 30)};
+  request.request.num_logprobs = 3;
+  const stage::GenerationRequest other{tests::make_request(85, 4, 1)};
+  CHECK(serve_in_turn(windowed, {request, other, request}) == std::vector<int>{0, 0, 60});
+  const std::vector<common::TokenLogprobs>& cold = windowed.serving.engine.output(0).completions.front().logprobs;
+  const std::vector<common::TokenLogprobs>& warm = windowed.serving.engine.output(2).completions.front().logprobs;
+  REQUIRE(cold.size() == 30);
+  REQUIRE(warm.size() == 30);
+  for (std::size_t i = 0; i < cold.size(); ++i) {
+    CHECK(warm[i].drawn.token == cold[i].drawn.token);
+    CHECK(warm[i].drawn.logprob == cold[i].drawn.logprob);
+  }
+}
+
 TEST_CASE("windows: a request is longer than the pool", "[windows]") {
   const Llama model = tests::windowed_model(10);
   // A window's blocks, one behind it, and one to go on. Budgets smaller and larger than the pool.
@@ -683,25 +883,73 @@ TEST_CASE("windows: a request is longer than the pool", "[windows]") {
     const stage::GenerationRequest other{tests::make_request(5, 8, 1)};
     const std::vector<common::Completion> expected = tests::served_alone(request, model);
     const std::vector<common::Completion> expected_other = tests::served_alone(other, model);
-    for (const int token_budget : {5, 200}) {
-      for (const stage::Preemption preemption : {stage::Preemption::kRecompute, stage::Preemption::kSwap}) {
-        tests::ServingOptions options{.num_blocks = num_samples * kBlocksOfOne, .num_host_blocks = 100};
-        options.scheduler.token_budget = token_budget;
-        options.scheduler.preemption = preemption;
-        tests::WindowedServing windowed(options, model);
-        CAPTURE(num_samples, token_budget);
-        for (const stage::GenerationRequest& served : {other, request, other, request}) {
-          windowed.serving.submit(served);
-        }
-        CHECK(windowed.serving.run() == kNoProblem);
-        for (const int id : {0, 1, 2, 3}) {
-          CAPTURE(id);
-          CHECK(tests::compare_output(windowed.serving.engine.output(id), id % 2 == 0 ? expected_other : expected) ==
-                kNoProblem);
-        }
+    struct Setup {
+      int token_budget;
+      stage::Preemption preemption;
+      int num_host_cache_blocks;
+    };
+    for (const Setup& setup :
+         {Setup{5, stage::Preemption::kRecompute, 0}, Setup{5, stage::Preemption::kSwap, 0},
+          Setup{200, stage::Preemption::kRecompute, 0}, Setup{200, stage::Preemption::kSwap, 0},
+          Setup{5, stage::Preemption::kRecompute, 3}, Setup{5, stage::Preemption::kSwap, 40},
+          Setup{200, stage::Preemption::kRecompute, 40}, Setup{200, stage::Preemption::kSwap, 3}}) {
+      tests::ServingOptions options{.num_blocks = num_samples * kBlocksOfOne,
+                                    .num_host_blocks = 100,
+                                    .num_host_cache_blocks = setup.num_host_cache_blocks};
+      options.scheduler.token_budget = setup.token_budget;
+      options.scheduler.preemption = setup.preemption;
+      options.scheduler.token_compute_cost = 10;
+      tests::WindowedServing windowed(options, model);
+      CAPTURE(num_samples, setup.token_budget, setup.num_host_cache_blocks);
+      for (const stage::GenerationRequest& served : {other, request, other, request}) {
+        windowed.serving.submit(served);
+      }
+      CHECK(windowed.serving.run() == kNoProblem);
+      for (const int id : {0, 1, 2, 3}) {
+        CAPTURE(id);
+        CHECK(tests::compare_output(windowed.serving.engine.output(id), id % 2 == 0 ? expected_other : expected) ==
+              kNoProblem);
       }
     }
   }
+}
+
+TEST_CASE("windows: one that is left alone in the middle of a step, with all blocks, goes on", "[windows]") {
+  stage::KvCacheManager manager(18, 3);
+  stage::SequenceIds ids;
+  stage::WindowPromptScheduler scheduler(18, 0, manager, {.headroom = 0}, true, 0, stage::kCpuTokenCost);
+  // 21 blocks as a whole, of which the windows lie in 7 for each sample.
+  const auto first = std::make_shared<stage::ParallelSampling>(manager, ids, 0, tests::make_request(5, 27), 2);
+  scheduler.add(first);
+  REQUIRE(scheduler.schedule().groups.size() == 1);
+  manager.commit(first->live()[0].sequence, 5);
+  first->extend({{}, {Matrix::Zero(1, 64)}}, 0.0);
+  const auto compute_token = [&] {
+    const stage::ScheduledStep step = scheduler.schedule();
+    REQUIRE(!step.groups.empty());
+    for (const stage::Branch& branch : first->live()) {
+      manager.commit(branch.sequence, 1);
+    }
+    first->extend({{1, 1}, {}}, 0.0);
+    return step;
+  };
+  while (manager.length(first->live()[0].sequence) < 21) {
+    compute_token();
+  }
+  scheduler.add(std::make_shared<stage::ParallelSampling>(manager, ids, 1, tests::make_request(3, 9, 1), 1));
+  CHECK(compute_token().admitted.size() == 1);
+  for (const stage::Branch& branch : first->live()) {
+    REQUIRE(manager.reserve(branch.sequence, 5));  // as drafts would
+  }
+  REQUIRE(stage::num_available(manager) == 0);
+  while (manager.length(first->live()[0].sequence) < 27) {
+    CHECK(compute_token().preempted.empty());
+  }
+  // The two need a block each, and the other request, which is preempted for it, has one.
+  const stage::ScheduledStep step = compute_token();
+  CHECK(step.groups.size() == 1);
+  CHECK(step.preempted.size() == 1);
+  CHECK(step.admitted.empty());
 }
 
 TEST_CASE("windows: a request whose windows are more than the pool is rejected", "[windows]") {

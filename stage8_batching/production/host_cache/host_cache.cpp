@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "text_link.h"
 
 namespace stage8 {
 
@@ -27,13 +28,13 @@ void HostCache::grow(int num_there) noexcept {
 void HostCache::store(const PrefixCache& pool, int block,
                       const std::function<bool(int host_block)>& lacks_part) noexcept {
   try {
-    const PrefixCache::Entry& evicted = pool.entry(block);
-    if (const int same = find_child(evicted.parent_text, evicted.tokens, evicted.salt); same >= 0) {
+    const TextLink evicted = link_of(pool, block);
+    if (const int same = find_child(evicted.parent, evicted.tokens, evicted.salt); same >= 0) {
       if (lacks_part && lacks_part(same)) {
         pending_copies_.push_back({block, same});
       }
       use(same);
-      renumber(same, evicted.text);
+      renumber(same, pool.entry(block).text);
       return;
     }
     // Everything that may throw comes first: if memory runs out, the place stays free.
@@ -46,10 +47,10 @@ void HostCache::store(const PrefixCache& pool, int block,
     }
     const int host_block = free_.front();
     Entry& place = entry(host_block);
-    place.tokens = evicted.tokens;
-    children_[evicted.parent_text].emplace(hash_block(0, evicted.tokens, evicted.salt), host_block);
-    place.text = evicted.text;
-    place.parent = evicted.parent_text;
+    place.tokens.assign(evicted.tokens.begin(), evicted.tokens.end());
+    children_[evicted.parent].emplace(hash_block(0, evicted.tokens, evicted.salt), host_block);
+    place.text = pool.entry(block).text;
+    place.parent = evicted.parent;
     place.salt = evicted.salt;
     in_use_.splice(in_use_.end(), free_, place.position);
     pending_copies_.push_back({block, host_block});
@@ -76,7 +77,17 @@ void HostCache::touch(const PrefixCache& pool, std::span<const common::Token> to
   const std::vector<int> hits = pool.find(tokens, salt);
   const auto rest = tokens.subspan(hits.size() * static_cast<std::size_t>(block_size_));
   const std::vector<int> blocks = find(hits.empty() ? 0 : pool.entry(hits.back()).text, rest, salt);
+  touch(blocks);
+}
+
+void HostCache::touch(std::span<const int> blocks) {
   std::for_each(blocks.rbegin(), blocks.rend(), [&](int block) { use(block); });  // the deepest is evicted first
+}
+
+void HostCache::bring_back(std::span<const BlockCopy> copies) {
+  pending_copies_.insert(pending_copies_.end(), copies.begin(), copies.end());
+  statistics_.restored += static_cast<std::int64_t>(copies.size());
+  statistics_.hits += 1;
 }
 
 void HostCache::restore(KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> tokens,
@@ -141,6 +152,7 @@ int HostCache::find_child(std::int64_t parent, std::span<const common::Token> to
   if (children == children_.end()) {
     return -1;
   }
+  salt = parent == 0 ? salt : 0;  // as in a TextLink
   const auto [begin, end] = children->second.equal_range(hash_block(0, tokens, salt));
   const auto same = std::find_if(begin, end, [&](const auto& child) {
     const Entry& candidate = entry(child.second);

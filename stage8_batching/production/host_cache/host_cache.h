@@ -45,11 +45,13 @@ class HostCache {
   void store(const PrefixCache& pool, int block,
              const std::function<bool(int host_block)>& lacks_part = nullptr) noexcept;
 
-  // The host blocks with the beginning of `tokens`, in the text of tenants with this salt that follows the pool's text
-  // with the number `parent`; 0: nothing comes before.
+  // The host blocks with the beginning of `tokens`, in the text that follows the pool's text with the number `parent`,
+  // or, if that is 0, in a text of tenants with this salt that begins so.
   std::vector<int> find(std::int64_t parent, std::span<const common::Token> tokens, std::uint64_t salt) const;
   // The same, of a whole prompt, of which the pool has the beginning: now these blocks have been used last.
   void touch(const PrefixCache& pool, std::span<const common::Token> tokens, std::uint64_t salt);
+  // The same, of these host blocks, given in the order of their text.
+  void touch(std::span<const int> blocks);
 
   // For a sequence that has just been allocated with these terms: what it lacks of its text begins with `tokens`. The
   // blocks with all of them but the last are brought back into the sequence's own new blocks, where they count as
@@ -59,6 +61,10 @@ class HostCache {
   using NumUsable = std::function<std::size_t(std::span<const int> found)>;
   void restore(KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
                const Admission& admission, const NumUsable& num_usable = nullptr);
+
+  // Plans copies from host blocks into the pool's blocks, which a sequence gets: any that have texts, and not only
+  // those behind a text of the pool. If memory runs out, nothing changes.
+  void bring_back(std::span<const BlockCopy> copies);
 
   // The planned copies that are not carried out yet, in this order: before all copies that the manager plans in the
   // same step, and before the step.
@@ -75,6 +81,9 @@ class HostCache {
   int num_there() const { return static_cast<int>(in_use_.size() + free_.size()); }
   int num_blocks() const { return static_cast<int>(entries_.size()); }
   int num_used() const { return static_cast<int>(in_use_.size()); }
+  // The number of a host block's text, and that of the text before; 0: it is the first block.
+  std::int64_t text(int block) const { return entry(block).text; }
+  std::int64_t parent(int block) const { return entry(block).parent; }
   // Blocks with a text, the one that has not been used for the longest time first.
   const std::list<int>& in_use() const { return in_use_; }
   const HostCacheStatistics& statistics() const { return statistics_; }
@@ -84,7 +93,7 @@ class HostCache {
     std::int64_t text = 0;    // its number in the pool when it was last there
     std::int64_t parent = 0;  // that of the text before; 0: it is the first block
     std::vector<common::Token> tokens;
-    std::uint64_t salt = 0;
+    std::uint64_t salt = 0;             // as in a TextLink
     std::list<int>::iterator position;  // in in_use_, free_ or missing_
   };
   using Children = std::unordered_multimap<std::uint64_t, int>;  // host blocks, by a hash of tokens and salt

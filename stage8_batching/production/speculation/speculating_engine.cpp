@@ -239,20 +239,16 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler,
                                   bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
     const int num_in_flight = runs_ahead ? scheduler.token_budget : 0;
-    if (host_cache != nullptr && window > 0) {
-      return std::make_unique<WindowScheduler<HostCacheScheduler>>(window, num_in_flight, manager, scheduler,
-                                                                   use_prefix_cache, num_drafts, chosen, host_cache);
-    }
     if (local_pool != nullptr) {
       return std::make_unique<LocalPoolScheduler>(local_pool, manager, scheduler, use_prefix_cache, num_drafts, chosen,
                                                   host_cache);
     }
-    if (host_cache != nullptr) {
-      return std::make_unique<HostCacheScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen, host_cache);
-    }
     if (window > 0) {
       return std::make_unique<WindowPromptScheduler>(window, num_in_flight, manager, scheduler, use_prefix_cache,
-                                                     num_drafts, chosen);
+                                                     num_drafts, chosen, host_cache);
+    }
+    if (host_cache != nullptr) {
+      return std::make_unique<HostCacheScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen, host_cache);
     }
     return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);
   };

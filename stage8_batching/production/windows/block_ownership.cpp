@@ -34,6 +34,26 @@ HeldBlocks::~HeldBlocks() {
   }
 }
 
+KeptBlocks::KeptBlocks(KvCacheManager& manager, std::vector<int> blocks)
+    : manager_(manager), blocks_(std::move(blocks)) {
+  for (const int block : blocks_) {
+    if ((manager_.*ManagerMembers::kReferenceCounts)[static_cast<std::size_t>(block)]++ == 0) {
+      (manager_.*ManagerMembers::kPrefixCache).reacquire(block);
+    }
+  }
+}
+
+KeptBlocks::~KeptBlocks() {
+  for (const int block : blocks_) {
+    (manager_.*ManagerMembers::kReleaseBlock)(block);
+  }
+}
+
+void publish_block(KvCacheManager& manager, int block, int parent, std::span<const common::Token> tokens,
+                   std::uint64_t salt) {
+  (manager.*ManagerMembers::kPrefixCache).publish(block, parent, tokens, salt);
+}
+
 void replace_block(KvCacheManager& manager, SequenceId sequence, int index, int stand_in) {
   const int num_full = manager.length(sequence) / manager.block_size();
   COMMON_CHECK(index >= 0 && index < num_full, "a block that is not full is written to");

@@ -1,9 +1,11 @@
 // Who owns blocks, beyond what KvCacheManager has functions for: to it, a sequence begins with the first block of its
-// text, and keeps all of them until it ends. Of the code in production/, only the last three functions reach into its
-// protected members.
+// text, and keeps all of them until it ends. Of the code in production/, only what is here reaches into its protected
+// members.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "../../kv_cache_manager.h"
@@ -22,7 +24,8 @@ class HeldBlocks {
   HeldBlocks(const HeldBlocks&) = delete;
   HeldBlocks& operator=(const HeldBlocks&) = delete;
 
-  int front() const { return manager_.block_table(kHolder).front(); }
+  const std::vector<int>& blocks() const { return manager_.block_table(kHolder); }
+  int front() const { return blocks().front(); }
 
  private:
   static constexpr SequenceId kHolder = -1;  // engines number from 0
@@ -30,6 +33,23 @@ class HeldBlocks {
   KvCacheManager& manager_;
   bool is_holding_;
 };
+
+// Published blocks that are not evicted while this lives.
+class KeptBlocks {
+ public:
+  KeptBlocks(KvCacheManager& manager, std::vector<int> blocks);
+  ~KeptBlocks();
+  KeptBlocks(const KeptBlocks&) = delete;
+  KeptBlocks& operator=(const KeptBlocks&) = delete;
+
+ private:
+  KvCacheManager& manager_;
+  std::vector<int> blocks_;
+};
+
+// Publishes a block as PrefixCache does.
+void publish_block(KvCacheManager& manager, int block, int parent, std::span<const common::Token> tokens,
+                   std::uint64_t salt);
 
 // Replaces a full block of the table that no later step reads by `stand_in`, a block with an owner, so that positions
 // stay.

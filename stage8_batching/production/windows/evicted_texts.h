@@ -5,19 +5,22 @@
 // texts: equal numbers are equal texts. So a text that is evicted is remembered by its number, that of the text before,
 // and its tokens. The opposite does not hold: a text that was evicted and computed again has two numbers.
 //
-// A text is forgotten if no cached block goes on with it. Between two times that this is looked after, as many are
-// added as the pool has blocks, and there are never more than kMaxPerBlock for each of the pool's blocks: then no more
-// are remembered, and blocks behind those are computed again.
+// A text is forgotten if no cached block goes on with it, in the pool or in a second tier. Between two times that this
+// is looked after, as many are added as both have blocks, and there are never more than kMaxPerBlock for each of these
+// blocks: then no more are remembered, and blocks behind those are computed again.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../../kv_cache_manager.h"
+#include "../host_cache/host_cache.h"
 #include "common/base/tensor.h"
 
 namespace stage8 {
@@ -27,8 +30,9 @@ class EvictedTexts {
   using TextId = PrefixCache::TextId;
   static constexpr int kMaxPerBlock = 16;
 
-  // num_blocks: of the pool.
-  explicit EvictedTexts(int num_blocks) : num_blocks_(num_blocks) {}
+  // num_blocks: of the pool. Null: there is no second tier.
+  explicit EvictedTexts(int num_blocks, std::shared_ptr<const HostCache> tier = nullptr)
+      : num_blocks_(num_blocks), tier_(std::move(tier)) {}
 
   // Remembers the text of a block that is about to be evicted. Without memory, the text is lost.
   void add(const PrefixCache& pool, int block) noexcept;
@@ -44,13 +48,16 @@ class EvictedTexts {
     TextId text = 0;
     TextId parent = 0;  // 0: it is the first block
     std::vector<common::Token> tokens;
-    std::uint64_t salt = 0;
+    std::uint64_t salt = 0;  // as in a TextLink
   };
 
   // Forgets the texts that no cached block goes on with.
   void forget_useless(const PrefixCache& pool);
 
+  int num_cached() const { return num_blocks_ + (tier_ != nullptr ? tier_->num_blocks() : 0); }
+
   int num_blocks_;
+  std::shared_ptr<const HostCache> tier_;
   int num_added_ = 0;                                   // since forget_useless()
   std::unordered_multimap<std::uint64_t, Text> texts_;  // by a hash of parent, tokens and salt
 };

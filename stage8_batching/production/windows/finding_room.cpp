@@ -1,11 +1,11 @@
 #include "finding_room.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "block_ownership.h"
 #include "common/base/check.h"
+#include "window_prompts.h"
 
 namespace stage8 {
 
@@ -30,9 +30,11 @@ std::span<const common::Token> tokens_to_find(const SequenceGroup& group, std::s
 }
 
 int num_taken(const KvCacheManager& manager, std::span<const int> found, int num_tokens) {
-  const auto is_cached = [&](int block) { return block >= 0 && manager.reference_count(block) == 0; };
-  const bool needs_stand_in = !found.empty() && found.front() < 0;
-  return static_cast<int>(std::count_if(found.begin(), found.end(), is_cached)) + (needs_stand_in ? 1 : 0) +
+  const auto is_taken = [&](int block) {
+    return block == FoundBlocks::kOnHost || (block >= 0 && manager.reference_count(block) == 0);
+  };
+  const bool needs_stand_in = !found.empty() && found.front() == -1;
+  return static_cast<int>(std::count_if(found.begin(), found.end(), is_taken)) + (needs_stand_in ? 1 : 0) +
          blocks_needed(num_tokens, manager.block_size());
 }
 

@@ -1,6 +1,7 @@
 // What schedulers need to find room for sequences with windows.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -19,12 +20,12 @@ std::vector<common::Token> common_text(const SequenceGroup& group);
 std::span<const common::Token> tokens_to_find(const SequenceGroup& group, std::span<const common::Token> text,
                                               const Admission& admission);
 
-// How many blocks without an owner a sequence takes that begins with such blocks, for num_tokens tokens behind them.
-// -1: none of its own (window_prompts.h).
+// How many blocks without an owner a sequence takes that begins with such blocks (FoundBlocks::blocks), for num_tokens
+// tokens behind them.
 int num_taken(const KvCacheManager& manager, std::span<const int> found, int num_tokens);
 
-// Starts that sequence, and counts no lookup. A block of its own stands in the places that are -1. Returns false and
-// changes nothing if fewer than spare_blocks blocks would stay without an owner.
+// Starts that sequence, whose blocks from the host are back, and counts no lookup. A block of its own stands in the
+// places that are -1. Returns false and changes nothing if fewer than spare_blocks blocks would stay without an owner.
 bool allocate_behind(KvCacheManager& manager, SequenceId sequence, std::span<const int> found, std::uint64_t salt,
                      int num_tokens, int spare_blocks);
 

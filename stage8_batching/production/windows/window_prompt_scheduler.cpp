@@ -1,8 +1,10 @@
 #include "window_prompt_scheduler.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "block_ownership.h"
@@ -16,15 +18,31 @@ namespace stage8 {
 
 WindowPromptScheduler::WindowPromptScheduler(int window, int num_in_flight, KvCacheManager& manager,
                                              const SchedulerOptions& options, bool use_prefix_cache, int default_drafts,
-                                             const TokenCost& cost)
-    : WindowScheduler(window, num_in_flight, manager, options, use_prefix_cache, default_drafts, cost),
-      evicted_(manager.usage().total / manager.block_size()) {
-  manager.on_evict([this](int block) { evicted_.add(manager_.prefix_cache(), block); });
+                                             const TokenCost& cost, const std::shared_ptr<HostCache>& host_cache)
+    : WindowScheduler(window, num_in_flight, manager, options, use_prefix_cache, default_drafts, cost, host_cache),
+      evicted_(manager.usage().total / manager.block_size(), host_cache) {
+  manager.on_evict([this](int block) { store(block); });
 }
 
 ScheduledStep WindowPromptScheduler::schedule() {
   make_room_to_stand_in();
-  return WindowScheduler::schedule();
+  has_preempted_ = false;
+  ScheduledStep step = WindowScheduler::schedule();
+  if (step.groups.empty() && !step.preempted.empty()) {  // the group that is left holds all blocks now
+    make_room_to_stand_in();
+    has_preempted_ = true;
+    ScheduledStep again = WindowScheduler::schedule();
+    again.preempted = std::move(step.preempted);
+    again.is_memory_short = true;
+    return again;
+  }
+  return step;
+}
+
+void WindowPromptScheduler::admit_waiting(ScheduledStep& step) {
+  if (!has_preempted_) {
+    WindowScheduler::admit_waiting(step);
+  }
 }
 
 bool WindowPromptScheduler::is_beyond(const common::Request& request, int num_sequences) const {
@@ -55,6 +73,13 @@ int WindowPromptScheduler::max_held(int num_sequences) const {
   return num_sequences * (std::max(num_seen, 2) + 2);
 }
 
+void WindowPromptScheduler::store(int block) noexcept {
+  evicted_.add(manager_.prefix_cache(), block);
+  if (has_host_cache() && pays(options(), manager_.block_size())) {
+    WindowScheduler::store(block);
+  }
+}
+
 bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& admission) {
   const bool is_long = is_beyond(group.request(), group.max_sequences()) && running().empty();
   if (group.output().state == RequestState::kSwapped) {
@@ -74,26 +99,42 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
   }
   const std::vector<common::Token> text = common_text(group);
   const std::uint64_t salt = group.request().cache_salt;
-  const FoundBlocks found = find_window(manager_, evicted_, tokens_to_find(group, text, admission), salt, window());
-  Admission terms = admission;
-  if (is_long) {
-    const int room = num_available(manager_) - num_taken(manager_, found.blocks, 0) - admission.spare_blocks;
-    terms.max_tokens = std::min(terms.max_tokens, std::max(room, 1) * manager_.block_size());
+  const std::span<const common::Token> known = tokens_to_find(group, text, admission);
+  for (const HostCache* tier = host_cache_.get();; tier = nullptr) {
+    FoundBlocks found = find_window(manager_, evicted_, known, salt, window(), tier);
+    Admission terms = admission;
+    if (is_long) {
+      const int room = num_available(manager_) - num_taken(manager_, found.blocks, 0) - admission.spare_blocks;
+      terms.max_tokens = std::min(terms.max_tokens, std::max(room, 1) * manager_.block_size());
+    }
+    if (found.blocks.empty()) {
+      return find_room_in_pool(group, terms);
+    }
+    const auto num_found = static_cast<int>(found.blocks.size()) * manager_.block_size();
+    const int num_tokens = std::min(terms.max_tokens, static_cast<int>(text.size()) - num_found);
+    std::size_t num_others = 0;
+    if (!found.host_blocks.empty()) {
+      // What the pool evicts, for this request or for others before it, must not take the place of what is found.
+      host_cache_->touch(found.host_blocks);
+      num_others = static_cast<std::size_t>(
+          std::count_if(found.blocks.begin(), found.blocks.end(), [](int block) { return block < 0; }));
+      if (num_taken(manager_, found.blocks, num_tokens) > num_available(manager_) - terms.spare_blocks) {
+        return false;
+      }
+      if (!bring_back(manager_, evicted_, *host_cache_, found, known, salt, window())) {
+        continue;  // with the pool alone
+      }
+    }
+    if (!allocate_behind(manager_, group.live().front().sequence, found.blocks, salt, num_tokens, terms.spare_blocks)) {
+      return false;
+    }
+    count_lookup(manager_, found.blocks.size() - num_others);
+    if (found.blocks.size() > found.num_first) {
+      statistics_.prompts += 1;
+      statistics_.tokens += static_cast<std::int64_t>(found.blocks.size() - found.num_first) * manager_.block_size();
+    }
+    return true;
   }
-  if (found.blocks.empty()) {
-    return WindowScheduler::find_room(group, terms);
-  }
-  const auto num_found = static_cast<int>(found.blocks.size()) * manager_.block_size();
-  const int num_tokens = std::min(terms.max_tokens, static_cast<int>(text.size()) - num_found);
-  if (!allocate_behind(manager_, group.live().front().sequence, found.blocks, salt, num_tokens, terms.spare_blocks)) {
-    return false;
-  }
-  count_lookup(manager_, found.blocks.size());
-  if (found.blocks.size() > found.num_first) {
-    statistics_.prompts += 1;
-    statistics_.tokens += static_cast<std::int64_t>(found.blocks.size() - found.num_first) * manager_.block_size();
-  }
-  return true;
 }
 
 void WindowPromptScheduler::make_room_to_stand_in() {

@@ -1,24 +1,28 @@
-// A scheduler for models whose layers all have the same window, without a second tier of the prefix cache. It frees the
-// blocks behind the windows, as WindowScheduler does, and looks at windows where others look at whole texts:
-//   - A prompt begins with cached blocks if those are there that its first query sees (window_prompts.h).
+// A scheduler for models whose layers all have the same window. It frees the blocks behind the windows, as
+// WindowScheduler does, and looks at windows where others look at whole texts:
+//   - A prompt begins with cached blocks if those are there that its first query sees (window_prompts.h), in the pool
+//   or
+//     in the second tier of the prefix cache. Only these are brought back.
 //   - A request may be longer than the pool. Alone, it is computed in chunks for which there is room, and what is
 //     behind its windows then is freed before the next one.
 #pragma once
 
+#include <memory>
 #include <string>
 
-#include "../speculation/speculating_scheduler.h"
+#include "../host_cache/host_cache_scheduler.h"
 #include "common/serving/pool_snapshot.h"
 #include "evicted_texts.h"
 #include "window_scheduler.h"
 
 namespace stage8 {
 
-class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
+class WindowPromptScheduler : public WindowScheduler<HostCacheScheduler> {
  public:
-  // window, num_in_flight: WindowScheduler's. The other arguments are SpeculatingScheduler's.
+  // window, num_in_flight: WindowScheduler's. The other arguments are HostCacheScheduler's.
   WindowPromptScheduler(int window, int num_in_flight, KvCacheManager& manager, const SchedulerOptions& options,
-                        bool use_prefix_cache, int default_drafts, const TokenCost& cost);
+                        bool use_prefix_cache, int default_drafts, const TokenCost& cost,
+                        const std::shared_ptr<HostCache>& host_cache = nullptr);
 
   ScheduledStep schedule() override;
 
@@ -31,6 +35,10 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
   const common::WindowPromptFigures& statistics() const { return statistics_; }
 
  protected:
+  // Not in a step that has preempted a group.
+  void admit_waiting(ScheduledStep& step) override;
+  // Remembers the text, too.
+  void store(int block) noexcept override;
   bool find_room(SequenceGroup& group, const Admission& admission) override;
 
  private:
@@ -44,6 +52,7 @@ class WindowPromptScheduler : public WindowScheduler<SpeculatingScheduler> {
 
   EvictedTexts evicted_;
   common::WindowPromptFigures statistics_;
+  bool has_preempted_ = false;  // in this step
 };
 
 }  // namespace

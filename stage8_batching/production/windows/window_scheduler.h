@@ -27,9 +27,7 @@ class WindowScheduler : public Base {
  protected:
   // Of all running groups.
   void free_hidden() {
-    if constexpr (requires { this->take_over_copies(); }) {  // a block that stands in may take an evicted one's place
-      this->take_over_copies();
-    }
+    this->take_over_copies();  // a block that stands in may take an evicted one's place
     for (const std::shared_ptr<SequenceGroup>& group : this->running()) {
       int stand_in = -1;  // of the group's sequences
       for (const Branch& branch : group->live()) {
