@@ -46,6 +46,7 @@ LocalPool::LocalPool(const LocalPoolSize& size)
   COMMON_CHECK(size.num_parts > 0 && size.num_parts <= size.num_blocks && size.window > 0,
                "a pool of windows has parts, and no more than there are blocks");
   for (int part = 0; part < size_.num_parts; ++part) {
+    users_[static_cast<std::size_t>(part)].reserve(1);  // so that a part can be given, once it is free, without memory
     positions_.push_back(unused_.insert(unused_.end(), part));
     smallest_unused_.push_back(part);  // ascending: a heap
   }
