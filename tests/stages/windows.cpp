@@ -1064,6 +1064,22 @@ TEST_CASE("windows: a server's figures tell what the second pool saves", "[windo
         std::string::npos);
 }
 
+TEST_CASE("windows: a server that knows its requests has room for their windows", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots.reset();
+  options.min_slots = 4;
+  options.block_size = 4;
+  options.scheduler.token_budget = 8;
+  // Six windows of 4 blocks each. The prompt is shared, but by no window in the end.
+  const int num_tokens = GENERATE(4, 100);
+  const common::EngineDemand demand{.requests = {{tests::make_request(num_tokens, 40), 6}}, .virtual_clock = true};
+  const auto served = stage::make_served_engine(model, options, demand);
+  CAPTURE(num_tokens);
+  CHECK(served->status().window_pool.num_blocks >= 24);
+}
+
 TEST_CASE("windows: over HTTP, a request whose windows don't fit is refused, and the server goes on", "[windows]") {
   common::LlamaConfig config = tests::default_session().model.config();
   config.window = 24;
