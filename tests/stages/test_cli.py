@@ -268,7 +268,7 @@ class Model(ProgramTest):
         path.write_bytes(with_window((ROOT / "common/model/tales/tales-5m-q8_0.gguf").read_bytes(), 24, 2))
         for command in (("shared-reading", "--rounds", "1"),
                         ("serve", "--prompt", "Once", "--samples", "8", "--view", "quiet", "--temperature", "1")):
-            result = run(*command, "--model", str(path), "--device", "cpu")
+            result = run(*command, "--model", str(path), "--device", "cpu", "--threads", "1")
             self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_synthetic_shapes_have_names(self):
