@@ -940,6 +940,20 @@ TEST_CASE("windows: a request whose windows can't be in the pool is rejected wit
       "--slots");
 }
 
+TEST_CASE("windows: no size of the cache is said to do if windows would still lack room", "[windows]") {
+  // Three windows of 4 blocks each, for which there are 9: more of the other blocks would not help.
+  const Llama model = tests::windowed_model(10, 2);
+  const int num_blocks = GENERATE(30, 100);  // a text has 40
+  tests::WindowedServing windowed({.num_blocks = num_blocks}, model, 9);
+  windowed.serving.submit({tests::make_request(8, 150), 3});
+  windowed.serving.submit({tests::make_request(8, 8), 1000});  // more than a step may have
+  CAPTURE(num_blocks);
+  CHECK(windowed.serving.engine.output(0).error ==
+        "3 sequences need up to 12 blocks in layers that see 10 tokens, which have 9: fewer sequences" +
+            std::string(num_blocks == 30 ? " and new tokens" : "") + " would do, or more --slots");
+  CHECK(windowed.serving.engine.output(1).error.find("1000 sequences at once") == 0);
+}
+
 TEST_CASE("windows: the pools of both kinds run out together", "[windows]") {
   common::LlamaConfig config = tests::windowed_model(512, 6).config();
   config.context_length = 32768;
