@@ -52,16 +52,17 @@ def run(*arguments, stdout=subprocess.PIPE, environment=None):
     return result
 
 
-def with_window(model, window):
-    """The bytes of a Llama's file, with a key more. Another one keeps the tensors where they are aligned."""
+def with_window(model, window, period=0):
+    """The bytes of a Llama's file, with further keys. The last one keeps the tensors where they are aligned."""
     def pair(key, value_type, value):
         return struct.pack("<Q", len(key)) + key + struct.pack("<I", value_type) + value
 
     added = pair(b"llama.attention.sliding_window", 4, struct.pack("<I", window))
-    added += pair(b"general.x", 8, struct.pack("<Q", 21) + bytes(21))
-    assert len(added) % 32 == 0
+    added += pair(b"llama.attention.sliding_window_pattern", 4, struct.pack("<I", period))
+    missing = -len(added + pair(b"general.x", 8, bytes(8))) % 32
+    added += pair(b"general.x", 8, struct.pack("<Q", missing) + bytes(missing))
     num_pairs = struct.unpack_from("<Q", model, 16)[0]
-    return model[:16] + struct.pack("<Q", num_pairs + 2) + added + model[24:]
+    return model[:16] + struct.pack("<Q", num_pairs + 3) + added + model[24:]
 
 
 def let_signals_end_programs():
@@ -259,6 +260,16 @@ class Model(ProgramTest):
         self.assertEqual(long.returncode, 1)
         self.assertIn(b"layers of this model see the last 16 tokens only", long.stderr)
         self.assertIn(b"more than the model's context of 16", long.stderr)
+
+    def test_several_texts_where_some_layers_see_the_last_tokens_only(self):
+        if stage_number() != 8 or b"needs production/" in run("generate", "--speculate", "1", "--prompt", "1").stderr:
+            self.skipTest("one text is computed at a time, or no windows are")
+        path = self.folder / "windows.gguf"
+        path.write_bytes(with_window((ROOT / "common/model/tales/tales-5m-q8_0.gguf").read_bytes(), 24, 2))
+        for command in (("shared-reading", "--rounds", "1"),
+                        ("serve", "--prompt", "Once", "--samples", "8", "--view", "quiet", "--temperature", "1")):
+            result = run(*command, "--model", str(path), "--device", "cpu", "--threads", "1")
+            self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_synthetic_shapes_have_names(self):
         commands = ("bench", "serve", "compare", "speculate") if stage_number() == 8 else ("bench",)

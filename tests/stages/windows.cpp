@@ -1250,6 +1250,20 @@ TEST_CASE("windows: a request whose windows can't be in the pool is rejected wit
       "--slots");
 }
 
+TEST_CASE("windows: no size of the cache is said to do if windows would still lack room", "[windows]") {
+  // Three windows of 4 blocks each, for which there are 9: more of the other blocks would not help.
+  const Llama model = tests::windowed_model(10, 2);
+  const int num_blocks = GENERATE(30, 100);  // a text has 40
+  tests::WindowedServing windowed({.num_blocks = num_blocks}, model, 9);
+  windowed.serving.submit({tests::make_request(8, 150), 3});
+  windowed.serving.submit({tests::make_request(8, 8), 1000});  // more than a step may have
+  CAPTURE(num_blocks);
+  CHECK(windowed.serving.engine.output(0).error ==
+        "3 sequences need up to 12 blocks in layers that see 10 tokens, which have 9: fewer sequences" +
+            std::string(num_blocks == 30 ? " and new tokens" : "") + " would do, or more --slots");
+  CHECK(windowed.serving.engine.output(1).error.find("1000 sequences at once") == 0);
+}
+
 TEST_CASE("windows: the pools of both kinds run out together", "[windows]") {
   common::LlamaConfig config = tests::windowed_model(512, 6).config();
   config.context_length = 32768;
@@ -1439,6 +1453,22 @@ TEST_CASE("windows: with two pools, a number of slots is that of the layers that
     const Llama other = tests::windowed_model(window, global_period);
     CHECK(stage::make_engine_runner(other, options)->cache().num_blocks == num_slots / 4);
   }
+}
+
+TEST_CASE("windows: a server that knows its requests has room for their windows", "[windows]") {
+  const Llama model = tests::windowed_model(10, 2);
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  options.num_slots.reset();
+  options.min_slots = 4;
+  options.block_size = 4;
+  options.scheduler.token_budget = 8;
+  // Six windows of 4 blocks each. The prompt is shared, but by no window in the end.
+  const int num_tokens = GENERATE(4, 100);
+  const common::EngineDemand demand{.requests = {{tests::make_request(num_tokens, 40), 6}}, .virtual_clock = true};
+  const auto served = stage::make_served_engine(model, options, demand);
+  CAPTURE(num_tokens);
+  CHECK(served->status().window_pool.num_blocks >= 24);
 }
 
 TEST_CASE("windows: over HTTP, a request whose windows don't fit is refused, and the server goes on", "[windows]") {

@@ -68,18 +68,21 @@ ScheduledStep LocalPoolScheduler::schedule() {
 }
 
 std::string LocalPoolScheduler::obstacle(const common::Request& request, int num_sequences) const {
-  if (std::string reason = SpeculatingScheduler::obstacle(request, num_sequences); !reason.empty()) {
-    return reason;
-  }
   const LocalPoolSize& size = pool_->size();
-  const int num_parts = std::min(num_sequences * max_blocks_of_window(size.window, size.block_size),
-                                 max_slots_of(request, num_sequences, size.block_size) / size.block_size);
-  return num_parts <= size.num_parts
-             ? ""
-             : common::format(
-                   "%d sequences need up to %d blocks in layers that see %d tokens, which have %d: fewer "
-                   "sequences would do, or more --slots",
-                   num_sequences, num_parts, size.window, size.num_parts);
+  const bool fits_into_step = num_sequences <= std::min(options().token_budget, options().max_sequences);
+  const int num_parts = fits_into_step
+                            ? std::min(num_sequences * max_blocks_of_window(size.window, size.block_size),
+                                       max_slots_of(request, num_sequences, size.block_size) / size.block_size)
+                            : 0;
+  if (num_parts <= size.num_parts) {
+    return SpeculatingScheduler::obstacle(request, num_sequences);
+  }
+  // Before the base's reason, which says how many slots would do: with so many, parts may still be missing.
+  const bool fits_alone = SpeculatingScheduler::obstacle(request, 1).empty();
+  return common::format(
+      "%d sequences need up to %d blocks in layers that see %d tokens, which have %d: fewer sequences%s would do, or "
+      "more --slots",
+      num_sequences, num_parts, size.window, size.num_parts, fits_alone ? "" : " and new tokens");
 }
 
 void LocalPoolScheduler::store(int block) noexcept {
