@@ -179,9 +179,9 @@ struct NumbersAndParts {
 
 // The same with a second tier of the prefix cache, whose blocks come behind the pool's.
 struct TwoTiers : NumbersAndParts {
-  TwoTiers(int num_parts, int window, int num_blocks)
-      : NumbersAndParts(num_parts, window, num_blocks, 8),
-        host(std::make_shared<stage::HostCache>(num_blocks, 8, kBlockSize)) {
+  TwoTiers(int num_parts, int window, int num_blocks, int num_host_blocks = 8)
+      : NumbersAndParts(num_parts, window, num_blocks, num_host_blocks),
+        host(std::make_shared<stage::HostCache>(num_blocks, num_host_blocks, kBlockSize)) {
     parts.attach(host);
     stage::KvCacheManager& manager = numbers.manager();
     manager.on_evict([this, &manager](int block) {
@@ -211,8 +211,19 @@ struct TwoTiers : NumbersAndParts {
     REQUIRE(numbers.manager().reserve(sequence, static_cast<int>(tokens.size())));
     compute(sequence, tokens);
   }
+  // All cached blocks go to the host.
+  void evict_all() {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().allocate(-1, parts.size().num_blocks * kBlockSize));
+    numbers.manager().free(-1);
+    parts.end_step(numbers.manager());
+    take_copies();
+  }
   void compute(int sequence, std::span<const common::Token> tokens) {
     NumbersAndParts::compute(sequence, tokens);
+    take_copies();
+  }
+  void take_copies() {
     const auto take = [](std::span<const stage::BlockCopy> pending) {
       std::vector<std::pair<int, int>> result;
       for (const auto& [source, destination] : pending) {
@@ -1026,6 +1037,73 @@ TEST_CASE("windows: a text that was computed again takes its part to the host's 
   evict_all(51);
   CHECK(pools.host->find(0, text(1, 4), 0) == found);
   CHECK(pools.parts.part_of(found.front()) == found.front());
+}
+
+TEST_CASE("windows: what goes to the host leaves its part to what comes back in the same step", "[windows]") {
+  TwoTiers pools(4, 2, 9, 12);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 9));
+  manager.free(0);
+  pools.evict_all();
+  pools.start(0, text(101, 113));
+  pools.append(0, text(114, 121));
+  manager.free(0);
+  pools.evict_all();
+  pools.start(0, text(201, 216));  // has all parts
+  manager.free(0);
+
+  // The first prompt gets free blocks; for the second one, the last text is evicted.
+  pools.begin(1, text(1, 9));
+  CHECK(pools.host->pending_copies().size() == 2);
+  REQUIRE(manager.allocate(2, text(101, 121)));
+  pools.host->restore(manager, 2, text(101, 121), 0, {});
+  CHECK(manager.length(1) == 8);
+  CHECK(manager.length(2) == 20);
+  CHECK(pools.parts.num_needed(manager) == 4);
+  pools.compute(1, text(9, 9));
+  REQUIRE(pools.part_copies.size() == 6);
+  for (std::size_t i = 0; i < 6; ++i) {
+    CHECK((pools.part_copies[i].second >= 9) == (i < 4));
+    CHECK(std::min(pools.part_copies[i].first, pools.part_copies[i].second) < 4);  // no part more than there are
+  }
+}
+
+TEST_CASE("windows: in the parts' copies too, a host block is read before it is another one's", "[windows]") {
+  NumbersAndParts pools(4, 6, 6, 1);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, {1});
+  pools.start(1, {2});
+  const std::vector<int> first = {0};
+  const std::vector<int> second = {1};
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.swap_out(first));
+  pools.parts.end_step(manager);
+  pools.numbers.execute_copies();
+  pools.parts.clear_pending_copies();
+
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.swap_in(first));
+  REQUIRE(manager.swap_out(second));
+  pools.parts.end_step(manager);
+  REQUIRE(pools.parts.pending_copies().size() == 2);
+  CHECK(pools.parts.pending_copies().front().source == 6);
+  CHECK(pools.parts.pending_copies().back().destination == 6);
+}
+
+TEST_CASE("windows: with two pools, what comes back from the host is not overwritten in the same step", "[windows]") {
+  TwoTiers pools(6, 6, 8, 2);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 8));
+  manager.free(0);
+  pools.evict_all();
+  pools.start(0, text(101, 108));
+  manager.free(0);
+
+  pools.begin(1, text(1, 9));
+  REQUIRE(manager.allocate(2, text(201, 217)));  // the second text is evicted, and lost
+  CHECK(pools.host->find(0, text(1, 8), 0).size() == 2);
+  CHECK(manager.prefix_cache().find(text(101, 108), 0).empty());
+  CHECK(pools.host->pending_copies().size() == 2);
 }
 
 TEST_CASE("windows: with two pools and a second tier, a prompt is found with its window's parts", "[windows]") {

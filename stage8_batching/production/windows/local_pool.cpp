@@ -26,6 +26,26 @@ void visit_windows(const KvCacheManager& manager, int window, const Visit& visit
   }
 }
 
+// The same copies: those to the host first, unless their order matters. What they copy can be given up then.
+std::vector<BlockCopy> with_host_first(std::span<const BlockCopy> copies, int num_blocks) {
+  std::vector<BlockCopy> first;
+  std::vector<BlockCopy> others;
+  std::set<int> read;  // by the others
+  std::set<int> written;
+  for (const auto& [source, destination] : copies) {
+    if (destination >= num_blocks && !written.contains(source) && !written.contains(destination) &&
+        !read.contains(destination)) {
+      first.push_back({source, destination});
+    } else {
+      others.push_back({source, destination});
+      read.insert(source);
+      written.insert(destination);
+    }
+  }
+  first.insert(first.end(), others.begin(), others.end());
+  return first;
+}
+
 std::set<int> destinations(std::span<const BlockCopy> copies) {
   std::set<int> result;
   for (const auto& [source, destination] : copies) {
@@ -48,6 +68,7 @@ LocalPool::LocalPool(const LocalPoolSize& size)
   for (int part = 0; part < size_.max_parts; ++part) {
     positions_.push_back(unused_.insert(unused_.end(), part));
     smallest_unused_.push_back(part);  // ascending: a heap
+    users_[static_cast<std::size_t>(part)].reserve(1);
   }
 }
 
@@ -165,13 +186,13 @@ void LocalPool::end_step(const KvCacheManager& manager) {
 }
 
 void LocalPool::translate(const KvCacheManager& manager) {
-  const std::vector<BlockCopy> copies = untranslated(manager);
+  const std::vector<BlockCopy> copies = with_host_first(untranslated(manager), size_.num_blocks);
   Blocks sources;  // of the copies that are still to come
   for (const auto& [source, destination] : copies) {
     sources.insert(source);
   }
-  for (const auto& [source, destination] : copies) {
-    pending_copies_.reserve(pending_copies_.size() + 1);
+  pending_copies_.reserve(pending_copies_.size() + copies.size());
+  for (const auto& [source, destination] : copies) {  // nothing allocates memory from here on: all are planned, or none
     const int part = part_of(source);
     int& copied = part_of_[static_cast<std::size_t>(destination)];
     if (destination >= size_.num_blocks) {
@@ -185,8 +206,8 @@ void LocalPool::translate(const KvCacheManager& manager) {
     if (copied >= 0 && copied != part) {
       pending_copies_.push_back({part, copied});
     }
-    num_translated_ += 1;
   }
+  num_translated_ += copies.size();
 }
 
 void LocalPool::give_part(int block, const Blocks& sources) {

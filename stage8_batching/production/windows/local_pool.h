@@ -56,8 +56,7 @@ class LocalPool {
   bool will_have_part(const KvCacheManager& manager, int block) const;
 
   // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. More are
-  // used only while sources of planned copies keep theirs: for copies on write of a step that then found no room, and
-  // for blocks that come back from the second tier in a step that evicts others.
+  // used only while sources of planned copies keep theirs: for copies on write of a step that then found no room.
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most
