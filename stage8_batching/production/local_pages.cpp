@@ -1,10 +1,13 @@
 #include "local_pages.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "common/base/check.h"
+#include "host_cache/host_blocks.h"
 
 namespace stage8 {
 
@@ -31,11 +34,18 @@ void LocalPages::copy(const LayerKernels& kernels, std::span<const BlockCopy> co
   for (const auto& [source, destination] : copies) {
     numbered.push_back({number(source), number(destination)});
   }
-  host_parts_.copy_behind(kernels.pages_of(true), numbered, stream,
-                          [&](std::span<const BlockCopy> inside) { kernels.copy(true, inside, stream.get()); });
+  const auto [beside, behind] = split_copies(numbered, last_parts_, size.num_parts);
+  if (!beside.empty()) {
+    host_parts_.copy_beside(kernels.pages_of(true), beside, stream);
+  }
+  if (!behind.empty()) {
+    host_parts_.copy_behind(kernels.pages_of(true), behind, stream,
+                            [&](std::span<const BlockCopy> inside) { kernels.copy(true, inside, stream.get()); });
+  }
 }
 
 void LocalPages::upload(std::size_t which, const RaggedBatch& batch, int num_tokens, const common::Stream& stream) {
+  host_parts_.before_step(stream);
   Buffers& own = buffers_[which];
   own.read.wait();
   const std::size_t used = max_tokens_ + batch.block_tables.size();
@@ -52,6 +62,12 @@ void LocalPages::upload(std::size_t which, const RaggedBatch& batch, int num_tok
   CUDA_CHECK(
       cudaMemcpyAsync(own.device.data(), own.host.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
   own.read.record(stream);  // if the step is not launched
+  last_parts_.clear();
+  for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
+    const int first_seen = std::max(0, batch.context_lengths[i] - batch.num_queries(i) + 1 - pool_->size().window);
+    const std::span<const int> seen = batch.block_table(i).subspan(static_cast<std::size_t>(first_seen / block_size));
+    std::transform(seen.begin(), seen.end(), std::back_inserter(last_parts_), part_of);
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "../batch.h"
 #include "common/cuda/runtime/device.h"
@@ -30,7 +31,8 @@ class LocalPages {
   std::string why_no_more() const { return host_parts_.why_no_more(); }
 
   const LocalPool& pool() const { return *pool_; }
-  // Enqueues the copies that the pool has planned. If one throws, it and the later ones stay planned.
+  // Enqueues the copies that the pool has planned: between device and host beside the last step, unless its windows
+  // reach the part. If one throws, it and the later ones stay planned.
   void copy_planned(const LayerKernels& kernels, const common::Stream& stream);
   // Enqueues these, which can be carried out in any order. Host blocks have the numbers that they have in the pool.
   void copy(const LayerKernels& kernels, std::span<const BlockCopy> copies, const common::Stream& stream);
@@ -56,6 +58,7 @@ class LocalPages {
   std::shared_ptr<LocalPool> pool_;  // shared with the scheduler
   std::size_t max_tokens_;
   PinnedBlocks host_parts_;
+  std::vector<int> last_parts_;  // that the last step reads and writes; it may be computed still
   std::array<Buffers, 2> buffers_;
 };
 

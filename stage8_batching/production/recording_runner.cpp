@@ -235,8 +235,8 @@ StepId RecordingRunner::enqueue(const RaggedBatch& batch) {
   host_blocks_->before_step(stream());
   read_together(batch, plan_sharing(batch));
   if (local_ != nullptr) {
-    // A step in flight may still read parts that have other blocks by now. What writes to them comes behind that step,
-    // as copies, tables and kernels are all in one stream.
+    // A step in flight may still read parts that have other blocks by now. What writes to them comes behind that step:
+    // tables and kernels in the same stream, and the copies of parts that its windows reach.
     const auto num_sequences = static_cast<int>(batch.num_sequences());
     local_->copy_planned(tables_->layers, stream());
     local_->upload((last().value + 1) % 2, batch, batch.num_tokens() + padded_sequences(batch) - num_sequences,

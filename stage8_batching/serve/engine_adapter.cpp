@@ -113,7 +113,7 @@ std::unique_ptr<Runner> make_served_runner(const common::Llama& model, EngineOpt
   options.num_host_slots =
       blocks_needed(num_host_slots, options.block_size) * options.block_size + num_host_cache_slots;
   try {
-    return is_divided ? make_engine_runner(model, options, num_host_cache_blocks) : make_runner(model, options);
+    return is_divided ? make_engine_runner(model, options) : make_runner(model, options);
   } catch (const std::bad_alloc&) {
     const int largest = std::max(num_host_slots, num_host_cache_slots);
     if (largest <= std::max(options.num_slots.value_or(0), options.min_slots)) {

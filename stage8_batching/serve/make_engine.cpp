@@ -76,11 +76,10 @@ int host_cache_blocks(const common::LlamaConfig& config, const EngineOptions& op
   return static_cast<int>(bytes / block_bytes);
 }
 
-std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options,
-                                           int num_host_cache_blocks) {
+std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options) {
   const common::LlamaConfig& config = model.config();
   const bool has_both = config.has_windows() && config.global_period > 0;
-  if (!options.num_slots.has_value() || !has_both || options.gpu.tensor_parallel > 1 || num_host_cache_blocks > 0) {
+  if (!options.num_slots.has_value() || !has_both || options.gpu.tensor_parallel > 1) {
     return make_runner(model, options);
   }
   const int block_size = options.block_size;
@@ -216,8 +215,7 @@ int host_cache_blocks(const common::LlamaConfig& /*config*/, const EngineOptions
   return 0;
 }
 
-std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options,
-                                           int /*num_host_cache_blocks*/) {
+std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options) {
   return make_runner(model, options);
 }
 

@@ -39,10 +39,9 @@ common::Windows windows();
 // Max drafts of a step that a request may ask for: 0 if this build computes none.
 int max_drafts();
 
-// The runner for make_engine(), with the same arguments. If a number of slots is given and layers with a window get a
+// The runner for make_engine(), with the same options. If a number of slots is given and layers with a window get a
 // pool of their own (WINDOWS.md), it has no more memory than both pools need: make_engine() divides it.
-std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options,
-                                           int num_host_cache_blocks = 0);
+std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options);
 
 // The engine of all commands that take --speculate: one that also computes drafts (SPECULATION.md), if this build can.
 // num_drafts: max drafts of a step for requests that do not say. num_host_cache_blocks: how many of the runner's host

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(batch.h)
+#include STAGE_HEADER(production/host_cache/host_cache.h)
 #include STAGE_HEADER(production/local_pages.h)
 // clang-format on
 
@@ -37,7 +39,8 @@ constexpr int kPeriod = 3;         // layer 2 sees all
 constexpr int kRunnerBlocks = 30;  // in each layer
 constexpr int kNumBlocks = 50;     // of layer 2
 constexpr int kNumParts = 18;
-constexpr int kNumHostBlocks = 60;
+constexpr int kNumSwapBlocks = 30;
+constexpr int kNumTierBlocks = 40;
 constexpr int kMaxTokens = 64;
 constexpr std::size_t kMaxTableBlocks = 300;
 static_assert(kNumBlocks + (kNumLayers - 1) * kNumParts <= kNumLayers * kRunnerBlocks);
@@ -196,25 +199,55 @@ struct Memory {
   common::Stream stream;
 };
 
+// The copy between device and host with this number fails; 0: none does.
+int until_fault = 0;
+
+void fail_a_copy(const char* call) {
+  if (std::string_view(call).starts_with("cudaMemcpy2DAsync(to.first") && until_fault > 0 && --until_fault == 0) {
+    throw common::CudaError("a fault in a copy");
+  }
+}
+
 // An engine's books, and what a runner does with them.
 class Engine {
  public:
-  Engine(std::uint64_t seed, int window)
+  // num_tier_blocks: of a second tier of the prefix cache, without which no prompt is found either. fails: some copies
+  // do. poisons: parts that no block has are filled with NaN, in front of each step.
+  Engine(std::uint64_t seed, int window, int num_tier_blocks, bool fails, bool poisons)
       : random_(seed),
+        fails_(fails),
+        poisons_(poisons),
         memory_(config_with(window), table_),
-        manager_(kNumBlocks, kBlockSize, stage::hash_block, kNumHostBlocks),
+        manager_(kNumBlocks, kBlockSize, stage::hash_block, kNumSwapBlocks),
         pool_(std::make_shared<stage::LocalPool>(
-            stage::LocalPoolSize{kNumParts, kNumBlocks, kNumHostBlocks, kBlockSize, window})),
+            stage::LocalPoolSize{kNumParts, kNumBlocks, kNumSwapBlocks + num_tier_blocks, kBlockSize, window})),
         local_(pool_, shape_of(kNumParts), kNumLayers - 1, kMaxTokens, kMaxTableBlocks),
-        host_blocks_(shape_of(kNumBlocks), 1, kNumHostBlocks) {
-    local_.allocate(kNumHostBlocks);
-    host_blocks_.allocate(kNumHostBlocks);
+        host_blocks_(shape_of(kNumBlocks), 1, kNumSwapBlocks + num_tier_blocks) {
+    local_.allocate(kNumSwapBlocks + num_tier_blocks);
+    host_blocks_.allocate(kNumSwapBlocks + num_tier_blocks);
     memory_.kernels.divide(kNumBlocks, kNumParts);
+    if (num_tier_blocks > 0) {
+      tier_ = std::make_shared<stage::HostCache>(kNumBlocks + kNumSwapBlocks, num_tier_blocks, kBlockSize);
+      pool_->attach(tier_);
+      REQUIRE(manager_.allocate(-1, 28 * kBlockSize));  // so that cached blocks are evicted while they have parts
+      manager_.on_evict([this](int block) {             // as LocalPoolScheduler
+        tier_->store(manager_.prefix_cache(), block, [&](int host_block) {
+          return pool_->will_have_part(manager_, block) && !pool_->will_have_part(manager_, host_block);
+        });
+      });
+    }
   }
 
   void step() {
     pool_->begin_step(manager_);
+    if (tier_ != nullptr) {
+      tier_->take_over_copies(manager_);
+    }
+    is_preempting_ = false;
     change();
+    for (int left = tier_ != nullptr && !is_preempting_ ? between(random_, 0, 2) : 0; left > 0; --left) {
+      start();
+    }
     std::vector<std::pair<int, int>> work;  // sequences, and how many tokens they compute
     for (const auto& [sequence, text] : texts_) {
       if (const int count = between(random_, 0, 6);
@@ -234,10 +267,21 @@ class Engine {
     }
     pool_->end_step(manager_);
     most_held = std::max(most_held, pool_->num_held());
-    copy();
-    if (!work.empty()) {
-      launch(work);
+    until_fault = fails_ && random_.below(8) == 0 ? between(random_, 1, 12) : 0;
+    try {
+      copy();
+      until_fault = 0;
+      if (!work.empty()) {
+        launch(work);
+      }
+    } catch (const common::CudaError&) {  // the copies are left to the next step
+      num_faults += 1;
+      for (const auto& [sequence, count] : work) {
+        manager_.free(sequence);
+        texts_.erase(sequence);
+      }
     }
+    until_fault = 0;
     if (random_.below(4) == 0) {
       memory_.stream.synchronize();
     }
@@ -250,7 +294,9 @@ class Engine {
   int num_swapped = 0;
   int num_copies = 0;
   int most_held = 0;
+  int num_faults = 0;
   std::int64_t num_evicted() const { return pool_->num_evicted(); }
+  std::int64_t num_restored() const { return tier_ != nullptr ? tier_->statistics().restored : 0; }
 
  private:
   bool has_room(int num_tokens) { return pool_->num_needed(manager_) + num_tokens / kBlockSize + 2 <= kNumParts; }
@@ -260,6 +306,16 @@ class Engine {
     const auto some = [&] {
       return std::next(texts_.begin(), between(random_, 0, static_cast<int>(texts_.size()) - 1))->first;
     };
+    if (tier_ != nullptr) {
+      std::erase_if(texts_, [&](const auto& item) {  // what goes on behind its prompt soon ends
+        const bool ends = item.second.size() > prompts_[item.first].size() && !manager_.is_swapped(item.first) &&
+                          random_.below(3) == 0;
+        if (ends) {
+          manager_.free(item.first);
+        }
+        return ends;
+      });
+    }
     const int kind = between(random_, 0, 6);
     if (texts_.empty() || (kind == 0 && texts_.size() < 6)) {
       if (has_room(0) && manager_.allocate(next_, std::vector<common::Token>(1, 0), 0, {.use_prefix_cache = false})) {
@@ -282,26 +338,64 @@ class Engine {
       if (manager_.is_swapped(one.front())) {
         num_swapped += has_room(20) && manager_.swap_in(one) ? 1 : 0;
       } else {
-        manager_.swap_out(one);
+        is_preempting_ = manager_.swap_out(one);
       }
     }
   }
 
+  // One of a few prompts, which begins with the blocks that either tier has; as LocalPoolScheduler.
+  void start() {
+    std::vector<common::Token> text;
+    const int number = between(random_, 0, 5);
+    for (int i = between(random_, 1, 40); i > 0; --i) {
+      text.push_back((text.size() < 8 ? number % 2 : number) * 100 + static_cast<int>(text.size()));
+    }
+    if (texts_.size() >= 6 || !has_room(static_cast<int>(text.size()))) {
+      return;
+    }
+    const stage::PrefixCache& cache = manager_.prefix_cache();
+    const std::vector<int> hits = cache.find(std::span(text).first(text.size() - 1), 0);
+    const std::size_t num_found = hits.size() * kBlockSize;
+    const std::span<const common::Token> rest = std::span(text).subspan(num_found);
+    const auto num_usable = [&](std::span<const int> found) {
+      std::vector<int> blocks(hits.begin(), hits.end());
+      blocks.insert(blocks.end(), found.begin(), found.end());
+      const std::size_t num_shared = pool_->share_parts(manager_, blocks);
+      return num_shared - std::min(num_shared, hits.size());
+    };
+    tier_->touch(cache, text, 0);
+    const bool comes_back =
+        num_usable(tier_->find(hits.empty() ? 0 : cache.entry(hits.back()).text, rest.first(rest.size() - 1), 0)) > 0;
+    const bool uses_cache = comes_back || pool_->share_parts(manager_, hits) == hits.size();
+    if (!manager_.allocate(next_, text, 0, {.max_tokens = 1, .use_prefix_cache = uses_cache})) {
+      return;
+    }
+    if (comes_back) {
+      tier_->restore(manager_, next_, rest, 0, {}, num_usable);
+      if (manager_.length(next_) == static_cast<int>(num_found)) {  // and these blocks may lack parts
+        manager_.free(next_);
+        return;
+      }
+    }
+    texts_[next_] = {text.begin(), text.begin() + manager_.length(next_)};
+    prompts_[next_++] = std::move(text);
+  }
+
   void copy() {
-    if (const std::span<const stage::BlockCopy> copies = manager_.pending_copies(); !copies.empty()) {
+    const auto copy_some = [&](std::span<const stage::BlockCopy> copies) {
       host_blocks_.copy_behind(
           memory_.kernels.pages_of(false), copies, memory_.stream,
           [&](std::span<const stage::BlockCopy> inside) { memory_.kernels.copy(false, inside, memory_.stream.get()); });
       num_copies += static_cast<int>(copies.size());
-      manager_.clear_pending_copies(copies.size());
+      return copies.size();
+    };
+    while (tier_ != nullptr && !tier_->pending_copies().empty()) {
+      tier_->clear_pending_copies(copy_some(stage::independent_copies(tier_->pending_copies())));
+    }
+    while (!manager_.pending_copies().empty()) {
+      manager_.clear_pending_copies(copy_some(stage::independent_copies(manager_.pending_copies())));
     }
     local_.copy_planned(memory_.kernels, memory_.stream);
-    // Free parts are filled with NaN.
-    for (int part = 0; has_launched_ && part < kNumParts; ++part) {
-      if (pool_->is_free(part)) {
-        poison(part);
-      }
-    }
   }
 
   void poison(int part) {
@@ -320,12 +414,11 @@ class Engine {
     stage::RaggedBatch& batch = batches_.emplace_back();  // the device reads it later
     for (const auto& [sequence, count] : work) {
       std::vector<common::Token>& text = texts_[sequence];
-      std::vector<common::Token> tokens;
+      const std::vector<common::Token>& prompt = prompts_[sequence];
       for (int i = 0; i < count; ++i) {
-        tokens.push_back(between(random_, 1, 2000));
+        text.push_back(text.size() < prompt.size() ? prompt[text.size()] : between(random_, 600, 2000));
       }
-      batch.add(manager_, sequence, tokens, true);
-      text.insert(text.end(), tokens.begin(), tokens.end());
+      batch.add(manager_, sequence, std::span(text).last(static_cast<std::size_t>(count)), true);
       sequences.texts.push_back(text);
       sequences.num_queries.push_back(count);
     }
@@ -335,6 +428,11 @@ class Engine {
     const std::size_t which = num_steps_ % 2;
     stage::RaggedBatch own = batch;
     own.slot_mapping.resize(static_cast<std::size_t>(batch.num_tokens()));
+    for (int part = 0; poisons_ && has_launched_ && part < kNumParts; ++part) {  // behind copies, which may read them
+      if (pool_->is_free(part)) {
+        poison(part);
+      }
+    }
     local_.upload(which, own, num_tokens, memory_.stream);
     table_.begin(std::move(sequences));
     memory_.kernels.use_parts(local_.block_tables(which), local_.slot_mapping(which));
@@ -350,18 +448,27 @@ class Engine {
     local_.end(which, memory_.stream);
     has_launched_ = true;
     for (const auto& [sequence, count] : work) {
-      manager_.commit(sequence, count);
+      if (tier_ == nullptr) {
+        manager_.commit(sequence, count);
+      } else {  // and its full blocks are published
+        manager_.commit(sequence, std::span(std::as_const(texts_[sequence])).last(static_cast<std::size_t>(count)));
+      }
     }
   }
 
   common::Random random_;
+  bool fails_;
+  bool poisons_;
+  bool is_preempting_ = false;  // then the engine's scheduler admits and resumes no request in this step
   NumberKernels table_;
   Memory memory_;
   stage::KvCacheManager manager_;
   std::shared_ptr<stage::LocalPool> pool_;
+  std::shared_ptr<stage::HostCache> tier_;  // null if there is none
   stage::LocalPages local_;
   stage::PinnedBlocks host_blocks_;
-  std::map<int, std::vector<common::Token>> texts_;  // by sequence
+  std::map<int, std::vector<common::Token>> texts_;    // by sequence
+  std::map<int, std::vector<common::Token>> prompts_;  // with which they go on, if they have one
   std::deque<stage::RaggedBatch> batches_;
   int next_ = 0;
   std::size_t num_steps_ = 0;
@@ -392,12 +499,17 @@ TEST_CASE("executor: kernels without windows are given them, by lists that a wor
 TEST_CASE("executor: layers of two kinds find what they have stored, in pages that are divided anew") {
   int num_swapped = 0;
   int num_copies = 0;
+  int num_faults = 0;
   int most_held = 0;
   std::int64_t num_evicted = 0;
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+  std::int64_t num_restored = 0;
+  common::device_call_hook = fail_a_copy;
+  for (std::uint64_t seed = 0; seed < 160; ++seed) {
     common::executor::shuffle_streams(static_cast<unsigned>(seed) + 1);
     CAPTURE(seed);
-    Engine engine(seed, 1 + static_cast<int>(seed % 23));
+    // Without a tier, with one, and with one whose blocks are all on their way back at times.
+    const int num_tier_blocks = seed % 4 == 0 ? 0 : seed % 4 == 1 ? 3 : kNumTierBlocks;
+    Engine engine(seed, 1 + static_cast<int>(seed % 23), num_tier_blocks, seed % 3 == 0, seed % 8 < 4);
     for (int i = 0; i < 120; ++i) {
       engine.step();
     }
@@ -407,13 +519,18 @@ TEST_CASE("executor: layers of two kinds find what they have stored, in pages th
     CHECK(engine.table().windows() == std::vector<int>{window, window, 0, window, window});
     num_swapped += engine.num_swapped;
     num_copies += engine.num_copies;
+    num_faults += engine.num_faults;
+    num_restored += engine.num_restored();
     most_held = std::max(most_held, engine.most_held);
     num_evicted += engine.num_evicted();
   }
   common::executor::shuffle_streams(0);
-  CAPTURE(num_swapped, num_copies, most_held, num_evicted);
+  common::device_call_hook = nullptr;
+  CAPTURE(num_swapped, num_copies, num_faults, most_held, num_evicted, num_restored);
   CHECK(num_swapped > 100);
   CHECK(num_copies > 500);
+  CHECK(num_faults > 50);
+  CHECK(num_restored > 500);
   CHECK(most_held > kNumParts / 2);
   CHECK(num_evicted > 100);
 }

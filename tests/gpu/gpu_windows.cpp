@@ -98,19 +98,25 @@ stage::EngineOptions cpu_options() {
   return options;
 }
 
-// NaN is copied from a block of the pool that is never written to, and from such a part.
-class PoisoningGpuRunner : public tests::RunnerAround {
+// NaN is copied from a block of the pool that is never written to, and from such a part. These copies wait for the last
+// step, and what is copied after them too: so there are none if copies beside a step are tested.
+class PoisoningGpuRunner : public tests::RunnerAround, public stage::HostBlocks {
  public:
   // num_parts: of the layers with a window, if others see all.
   PoisoningGpuRunner(std::unique_ptr<stage::Runner> inner, int num_parts)
       : RunnerAround(std::move(inner)), gpu_(dynamic_cast<stage::RecordingRunner&>(*inner_)), num_parts_(num_parts) {}
+
+  void allocate(int count) override { gpu_.allocate(count); }
+  int num_allocated() const override { return gpu_.num_allocated(); }
+  std::string why_no_more() const override { return gpu_.why_no_more(); }
+  void copy_beside(std::span<const stage::BlockCopy> copies) override { gpu_.copy_beside(copies); }
 
   std::shared_ptr<stage::LocalPool> separate_windows(const NumParts& /*num_parts*/, int num_blocks) override {
     local_pool_ = gpu_.separate_windows([&](int /*count*/) { return num_parts_; }, num_blocks);
     return local_pool_;
   }
 
-  // After the engine was made, and before its first step.
+  // After the engine was made, and before its first step: from now on, there is NaN.
   void watch(stage::KvCacheManager& manager) {
     REQUIRE(manager.allocate(kHolder, 1));
     nan_block_ = manager.block_table(kHolder).front();
@@ -119,10 +125,12 @@ class PoisoningGpuRunner : public tests::RunnerAround {
 
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     std::vector<stage::BlockCopy> poison;
-    for (const int block : unreadable_blocks(*manager_)) {
-      poison.push_back({nan_block_, block});
+    if (manager_ != nullptr) {
+      for (const int block : unreadable_blocks(*manager_)) {
+        poison.push_back({nan_block_, block});
+      }
     }
-    if (has_computed_) {  // before that, all is NaN
+    if (has_computed_ && manager_ != nullptr) {  // before that, all is NaN
       inner_->copy_blocks(poison);
       if (local_pool_ != nullptr) {
         gpu_.poison_parts(free_parts());
@@ -203,6 +211,8 @@ struct Totals {
   std::int64_t copies = 0;
   int pools = 0;             // of parts
   std::int64_t evicted = 0;  // parts
+  std::int64_t stored = 0;   // blocks
+  std::int64_t restored = 0;
 };
 
 struct Errors {
@@ -236,8 +246,8 @@ std::vector<GenerationRequest> random_tasks(common::Random& random) {
   return tasks;
 }
 
-// Serves random tasks in a small pool, with options drawn at random.
-void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Kind& kind, Totals& totals,
+// Serves random tasks in a small pool, with options drawn at random. With a second tier, it serves them twice.
+void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Kind& kind, bool has_tier, Totals& totals,
                      Errors& errors) {
   common::Random random(seed);
   const Llama model = model_with_windows(between(random, 1, 70), kind);
@@ -255,11 +265,19 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   if (random.below(3) == 0) {
     options.scheduler.run_ahead = random.below(2) == 0;
   }
-  CAPTURE(seed, kind.name, model.config().window, options.block_size);
+  int num_tier_blocks = 0;
+  if (has_tier) {
+    num_tier_blocks = random.below(4) == 0 ? between(random, 1, 8) : between(random, 20, 120);
+    options.prefix_cache = true;
+    options.scheduler.token_compute_cost = 10;  // so that blocks are kept
+  }
+  CAPTURE(seed, kind.name, model.config().window, options.block_size, num_tier_blocks);
   stage::VirtualClock clock;
-  std::unique_ptr<stage::Runner> runner = stage::make_runner(model, options);
+  stage::EngineOptions with_tier = options;
+  with_tier.num_host_slots += num_tier_blocks * options.block_size;
+  std::unique_ptr<stage::Runner> runner = stage::make_runner(model, with_tier);
   PoisoningGpuRunner* poisoning = nullptr;
-  if (random.below(4) > 0) {  // else the engine knows what else the runner can
+  if (has_tier || random.below(4) > 0) {  // else the engine knows what else the runner can
     // From the windows of one text alone to half of the blocks.
     const int least = stage::max_blocks_of_window(model.config().window, options.block_size);
     const int num_parts = between(random, least, std::max(least, runner->cache().num_blocks / 2));
@@ -270,8 +288,9 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   const stage::TokenCost cost{.per_token = 0.0, .max_tokens = stage::kMaxGpuTokens};
   const int num_drafts = random.below(2) == 0 ? 0 : between(random, 1, 4);
   const std::unique_ptr<stage::SpeculatingEngine> engine =
-      stage::make_speculating_engine(model, options, std::move(runner), num_drafts, clock, cost);
-  if (poisoning != nullptr) {
+      stage::make_speculating_engine(model, options, std::move(runner), num_drafts, clock, cost, num_tier_blocks);
+  const bool is_poisoned = poisoning != nullptr && (!has_tier || random.below(2) == 0);
+  if (is_poisoned) {
     poisoning->watch(engine->manager());
   }
   const auto* const scheduler = dynamic_cast<const stage::LocalPoolScheduler*>(&engine->scheduler());
@@ -286,7 +305,11 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
       cancelled.push_back(report.served.front());
     }
   });
-  const std::vector<GenerationRequest> tasks = random_tasks(random);
+  std::vector<GenerationRequest> tasks = random_tasks(random);
+  if (has_tier) {
+    const std::vector<GenerationRequest> again = tasks;
+    tasks.insert(tasks.end(), again.begin(), again.end());
+  }
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !engine->is_idle()) {
     if (num_submitted < tasks.size() && (engine->is_idle() || random.below(3) == 0)) {
@@ -336,9 +359,14 @@ void serve_at_random(std::uint64_t seed, const common::GpuTypes& types, const Ki
   errors.deficit = std::max(errors.deficit, judge.max_deficit());
   totals.stand_ins += poisoning != nullptr ? poisoning->num_stand_ins() : 0;
   totals.evicted += pool != nullptr ? pool->num_evicted() : 0;
+  if (has_tier) {
+    const auto& tiers = dynamic_cast<const stage::HostCacheScheduler&>(engine->scheduler());
+    totals.stored += tiers.host_cache().statistics().stored;
+    totals.restored += tiers.host_cache().statistics().restored;
+  }
   totals.hits += common::counter(engine->counters(), "prefix_hits");
   totals.copies += engine->blocks_copied();
-  CHECK(engine->manager().usage().reserved == (poisoning != nullptr ? options.block_size : 0));
+  CHECK(engine->manager().usage().reserved == (is_poisoned ? options.block_size : 0));
 }
 
 std::vector<int> numbers_from(int first, int count) {
@@ -496,6 +524,113 @@ TEST_CASE("GPU: in float32, greedy texts of models with windows are the CPU's") 
   }
 }
 
+TEST_CASE("GPU: with a second tier, layers of two kinds have two pools, and in float32 greedy texts are the CPU's") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const Kind& kind : kKinds) {
+    for (const int window : {10, 33, 64}) {
+      if (kind.global_period == 0) {
+        continue;
+      }
+      const Llama model = model_with_windows(window, kind);
+      std::vector<std::vector<std::vector<common::Token>>> texts;
+      for (const auto& [device, num_tier_blocks] :
+           {std::pair(stage::Device::kCpu, 0), std::pair(stage::Device::kGpu, 0),
+            std::pair(stage::Device::kGpu, 120)}) {
+        CAPTURE(kind.name, window, num_tier_blocks);
+        stage::EngineOptions options;
+        options.gpu.device = device;
+        options.num_slots = 50 * 16;  // not enough for the texts of a turn
+        options.scheduler.token_budget = 48;
+        options.scheduler.max_sequences = 4;
+        options.scheduler.token_compute_cost = 10;  // so that blocks are kept
+        stage::EngineOptions with_tier = options;
+        with_tier.num_host_slots = num_tier_blocks * options.block_size;
+        stage::VirtualClock clock;
+        std::unique_ptr<stage::Runner> runner = stage::make_runner(model, with_tier);
+        if (device ==
+            stage::Device::kGpu) {  // more parts than the engine would choose, so that cached blocks keep some
+          runner = std::make_unique<PoisoningGpuRunner>(std::move(runner), 24);
+        }
+        const std::unique_ptr<stage::SpeculatingEngine> engine =
+            stage::make_speculating_engine(model, options, std::move(runner), 0, clock, std::nullopt, num_tier_blocks);
+        std::vector<std::vector<common::Token>>& own = texts.emplace_back();
+        // Then each text is a prompt, and goes on: the next turn of a conversation.
+        for (int turn = 0; turn < 2; ++turn) {
+          for (int i = 0; i < 8; ++i) {
+            GenerationRequest task{tests::make_request(20 + 20 * i, 60, i)};
+            std::vector<common::Token>& prompt = task.request.prompt;
+            if (turn == 1) {
+              const std::vector<common::Token>& reply = own[static_cast<std::size_t>(i)];
+              prompt.insert(prompt.end(), reply.begin(), reply.end());
+            }
+            engine->submit(std::move(task));
+          }
+          while (engine->step()) {
+          }
+          for (int i = 0; i < 8; ++i) {
+            own.push_back(engine->output(turn * 8 + i).completions.front().tokens);
+            CHECK(own.back().size() == 60);
+          }
+        }
+        const auto& scheduler = dynamic_cast<const stage::LocalPoolScheduler&>(engine->scheduler());
+        CHECK(scheduler.has_host_cache() == (num_tier_blocks > 0));
+        if (num_tier_blocks > 0) {
+          CHECK(scheduler.host_cache().statistics().restored > 5);
+        }
+      }
+      CHECK(texts[0] == texts[1]);
+      CHECK(texts[0] == texts[2]);
+    }
+  }
+}
+
+// As in gpu_host_cache.cpp, with a window: the blocks that it reaches must have come back with their parts.
+TEST_CASE("GPU: logits behind a text that came back to two pools are those behind one that stayed, to the bit") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const Llama model = model_with_windows(16, kKinds[1]);
+  for (const common::GpuTypes& types : kTypes) {
+    std::vector<std::vector<common::TokenLogprobs>> logprobs;
+    for (const int num_slots : {4096, 160}) {
+      stage::EngineOptions options;
+      options.gpu = {.device = stage::Device::kGpu, .types = types};
+      options.num_slots = num_slots;
+      options.scheduler.token_budget = 32;
+      options.scheduler.max_sequences = 1;
+      options.scheduler.token_compute_cost = 10;
+      constexpr int kTierBlocks = 16;
+      stage::EngineOptions with_tier = options;
+      with_tier.num_host_slots = kTierBlocks * options.block_size;
+      stage::VirtualClock clock;
+      const std::unique_ptr<stage::SpeculatingEngine> engine = stage::make_speculating_engine(
+          model, options, stage::make_runner(model, with_tier), 0, clock, std::nullopt, kTierBlocks);
+      int id = -1;
+      for (const int salt : {1, 2, 1}) {
+        GenerationRequest task{tests::make_request(100, 8, salt)};
+        task.request.num_logprobs = 3;
+        id = engine->submit(std::move(task));
+        while (engine->step()) {
+        }
+        REQUIRE(engine->output(id).error == kNoProblem);
+      }
+      const auto& scheduler = dynamic_cast<const stage::LocalPoolScheduler&>(engine->scheduler());
+      CAPTURE(common::to_string(types), num_slots);
+      CHECK(engine->output(id).cached_tokens == 96);
+      CHECK((scheduler.host_cache().statistics().restored > 0) == (num_slots == 160));
+      logprobs.push_back(engine->output(id).completions.front().logprobs);
+    }
+    REQUIRE(logprobs[0].size() == logprobs[1].size());
+    for (std::size_t i = 0; i < logprobs[0].size(); ++i) {
+      CAPTURE(common::to_string(types), i);
+      CHECK(logprobs[0][i].drawn.token == logprobs[1][i].drawn.token);
+      CHECK(logprobs[0][i].drawn.logprob == logprobs[1][i].drawn.logprob);
+    }
+  }
+}
+
 TEST_CASE("GPU: two GPUs compute layers with windows as one does") {
   if (const std::string reason = common::NcclGroup::unsupported(2); !reason.empty()) {
     SKIP_TEST(reason);
@@ -562,7 +697,7 @@ TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in s
       Totals totals;
       Errors errors;
       for (std::uint64_t seed = 1; seed <= 24; ++seed) {
-        serve_at_random(seed, types, kind, totals, errors);
+        serve_at_random(seed, types, kind, false, totals, errors);
       }
       CAPTURE(common::to_string(types), kind.name, errors.difference, errors.deficit);
       CAPTURE(totals.requests, totals.swapped_out, totals.recomputed, totals.stand_ins, totals.accepted,
@@ -577,6 +712,30 @@ TEST_CASE("GPU: texts of models with windows are the CPU's within rounding, in s
       CHECK(totals.copies > 5);
       CHECK(totals.cancelled > 0);
     }
+  }
+}
+
+TEST_CASE("GPU: with a second tier, texts of layers of two kinds are the CPU's within rounding, in small pools") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const common::GpuTypes& types : kTypes) {
+    Totals totals;
+    Errors errors;
+    for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+      serve_at_random(seed, types, kKinds[1 + seed % 2], true, totals, errors);
+    }
+    CAPTURE(common::to_string(types), errors.difference, errors.deficit);
+    CAPTURE(totals.requests, totals.swapped_out, totals.recomputed, totals.accepted, totals.cancelled, totals.hits,
+            totals.copies, totals.pools, totals.evicted, totals.stored, totals.restored);
+    CHECK(totals.requests > 200);
+    CHECK(totals.swapped_out > 3);
+    CHECK(totals.recomputed > 5);
+    CHECK(totals.pools > 20);
+    CHECK(totals.evicted > 50);
+    CHECK(totals.stored > 500);
+    CHECK(totals.restored > 50);
+    CHECK(totals.cancelled > 0);
   }
 }
 
@@ -740,16 +899,20 @@ TEST_CASE("GPU: without --slots, layers that see all have the memory that layers
     options.num_slots.reset();
     options.scheduler.max_sequences = 120;
     options.scheduler.token_budget = 128;
+    options.scheduler.token_compute_cost = 10;               // so that the tier keeps blocks
+    const int num_tier_blocks = types.is_exact() ? 200 : 0;  // takes nothing of the device's memory
     // So that there are some hundred blocks, of 16 KiB in 16 bits, and about as many in float32.
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     options.memory_fraction = (types.is_exact() ? 12e6 : 6e6) / static_cast<double>(free_bytes);
-    std::unique_ptr<stage::Runner> runner = stage::make_runner(model, options);
+    stage::EngineOptions with_tier = options;
+    with_tier.num_host_slots = num_tier_blocks * options.block_size;
+    std::unique_ptr<stage::Runner> runner = stage::make_runner(model, with_tier);
     const int before = runner->cache().num_blocks;
     stage::VirtualClock clock;
     const std::unique_ptr<stage::SpeculatingEngine> engine =
-        stage::make_speculating_engine(model, options, std::move(runner), 0, clock);
+        stage::make_speculating_engine(model, options, std::move(runner), 0, clock, std::nullopt, num_tier_blocks);
     const auto& scheduler = dynamic_cast<const stage::LocalPoolScheduler&>(engine->scheduler());
     const stage::LocalPoolSize& size = scheduler.local_pool().size();
     CAPTURE(common::to_string(types), before, size.num_blocks, size.num_parts);

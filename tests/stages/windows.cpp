@@ -213,8 +213,19 @@ struct TwoTiers : NumbersAndParts {
     REQUIRE(numbers.manager().reserve(sequence, static_cast<int>(tokens.size())));
     compute(sequence, tokens);
   }
+  // All cached blocks go to the host.
+  void evict_all() {
+    parts.begin_step(numbers.manager());
+    REQUIRE(numbers.manager().allocate(-1, parts.size().num_blocks * kBlockSize));
+    numbers.manager().free(-1);
+    parts.end_step(numbers.manager());
+    take_copies();
+  }
   void compute(int sequence, std::span<const common::Token> tokens) {
     NumbersAndParts::compute(sequence, tokens);
+    take_copies();
+  }
+  void take_copies() {
     const auto take = [](std::span<const stage::BlockCopy> pending) {
       std::vector<std::pair<int, int>> result;
       for (const auto& [source, destination] : pending) {
@@ -1390,6 +1401,44 @@ TEST_CASE("windows: what comes back in a step that evicts others takes no part b
   pools.compute(1, text(9, 9));
   CHECK(pools.parts.num_held() == 6);
   CHECK(tests::check_parts(pools.parts, manager) == kNoProblem);
+}
+
+TEST_CASE("windows: in the parts' copies too, a host block is read before it is another one's", "[windows]") {
+  NumbersAndParts pools(4, 6, 6, 1);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, {1});
+  pools.start(1, {2});
+  const std::vector<int> first = {0};
+  const std::vector<int> second = {1};
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.swap_out(first));
+  pools.parts.end_step(manager);
+  pools.numbers.execute_copies();
+  pools.parts.clear_pending_copies();
+
+  pools.parts.begin_step(manager);
+  REQUIRE(manager.swap_in(first));
+  REQUIRE(manager.swap_out(second));
+  pools.parts.end_step(manager);
+  REQUIRE(pools.parts.pending_copies().size() == 2);
+  CHECK(pools.parts.pending_copies().front().source == 6);
+  CHECK(pools.parts.pending_copies().back().destination == 6);
+}
+
+TEST_CASE("windows: with two pools, what comes back from the host is not overwritten in the same step", "[windows]") {
+  TwoTiers pools(6, 6, 8, 2);
+  stage::KvCacheManager& manager = pools.numbers.manager();
+  pools.start(0, text(1, 8));
+  manager.free(0);
+  pools.evict_all();
+  pools.start(0, text(101, 108));
+  manager.free(0);
+
+  pools.begin(1, text(1, 9));
+  REQUIRE(manager.allocate(2, text(201, 217)));  // the second text is evicted, and lost
+  CHECK(pools.host->find(0, text(1, 8), 0).size() == 2);
+  CHECK(manager.prefix_cache().find(text(101, 108), 0).empty());
+  CHECK(pools.host->pending_copies().size() == 2);
 }
 
 TEST_CASE("windows: with two pools and a second tier, a prompt is found with its window's parts", "[windows]") {

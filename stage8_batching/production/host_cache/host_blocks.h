@@ -5,6 +5,8 @@
 
 #include <span>
 #include <string>
+#include <unordered_set>
+#include <vector>
 
 #include "../../block_copy.h"
 
@@ -29,5 +31,23 @@ class HostBlocks {
   // and the call must be repeated before the next step: only then does that step wait for them.
   virtual void copy_beside(std::span<const BlockCopy> copies) = 0;
 };
+
+struct SplitCopies {
+  std::vector<BlockCopy> beside;  // can be carried out beside the last step that was enqueued
+  std::vector<BlockCopy> behind;
+};
+
+// Splits copies that can be carried out in any order. busy: what the last step reads and writes. Host blocks are
+// numbered from num_blocks on.
+inline SplitCopies split_copies(std::span<const BlockCopy> copies, std::span<const int> busy, int num_blocks) {
+  const std::unordered_set<int> blocks(busy.begin(), busy.end());
+  SplitCopies result;
+  for (const BlockCopy& copy : copies) {
+    const bool is_between = (copy.source < num_blocks) != (copy.destination < num_blocks);
+    const bool is_beside = is_between && !blocks.contains(copy.source) && !blocks.contains(copy.destination);
+    (is_beside ? result.beside : result.behind).push_back(copy);
+  }
+  return result;
+}
 
 }  // namespace

@@ -28,9 +28,13 @@ void HostCache::grow(int num_there) noexcept {
 void HostCache::store(const PrefixCache& pool, int block,
                       const std::function<bool(int host_block)>& lacks_part) noexcept {
   try {
+    const auto must_stay = [&](int host_block) {
+      return lacks_part && std::any_of(pending_copies_.begin(), pending_copies_.end(),
+                                       [&](const BlockCopy& copy) { return copy.source == host_block; });
+    };
     const TextLink evicted = link_of(pool, block);
     if (const int same = find_child(evicted.parent, evicted.tokens, evicted.salt); same >= 0) {
-      if (lacks_part && lacks_part(same)) {
+      if (lacks_part && lacks_part(same) && !must_stay(same)) {
         pending_copies_.push_back({block, same});
       }
       use(same);
@@ -39,7 +43,7 @@ void HostCache::store(const PrefixCache& pool, int block,
     }
     // Everything that may throw comes first: if memory runs out, the place stays free.
     pending_copies_.reserve(pending_copies_.size() + 1);
-    if (free_.empty() && in_use_.empty()) {
+    if (free_.empty() && (in_use_.empty() || must_stay(in_use_.front()))) {
       return;
     }
     if (free_.empty()) {

@@ -41,7 +41,9 @@ class HostCache {
   // Keeps the text of a block that is about to be evicted from the pool, and plans its copy unless the text is here
   // already. If there is no room, the block that has not been used for the longest time makes some. Without memory, the
   // text is lost. lacks_part: whether the given host block, which has the text already, lacks a part
-  // (../windows/local_pool.h) that the evicted block has: then it is copied again.
+  // (../windows/local_pool.h) that the evicted block has: then it is copied again. Where blocks have parts, a block
+  // that a planned copy reads is not overwritten, and the evicted text is lost instead: so copies to the host can come
+  // before those from it.
   void store(const PrefixCache& pool, int block,
              const std::function<bool(int host_block)>& lacks_part = nullptr) noexcept;
 

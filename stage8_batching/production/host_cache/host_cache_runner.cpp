@@ -1,7 +1,6 @@
 #include "host_cache_runner.h"
 
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -53,13 +52,7 @@ void HostCacheRunner::copy(std::span<const BlockCopy> copies) {
     inner_->copy_blocks(copies);
     return;
   }
-  const std::unordered_set<int> busy(last_blocks_.begin(), last_blocks_.end());
-  std::vector<BlockCopy> beside;
-  std::vector<BlockCopy> behind;
-  for (const BlockCopy& copy : copies) {
-    const bool is_between = (copy.source < size_.num_blocks) != (copy.destination < size_.num_blocks);
-    (is_between && !busy.contains(copy.source) && !busy.contains(copy.destination) ? beside : behind).push_back(copy);
-  }
+  const auto [beside, behind] = split_copies(copies, last_blocks_, size_.num_blocks);
   if (!beside.empty()) {
     host_blocks_->copy_beside(beside);
   }

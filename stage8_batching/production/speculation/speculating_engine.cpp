@@ -217,9 +217,8 @@ std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& 
   const auto* const sharing = dynamic_cast<const SharedReading*>(runner.get());
   const common::LlamaConfig& config = model.config();
   auto* const host_blocks = dynamic_cast<HostBlocks*>(runner.get());
-  // First: it may change the number of blocks. A GPU copies to a second tier beside its steps: blocks of all layers.
-  const std::shared_ptr<LocalPool> local_pool =
-      num_host_cache_blocks == 0 || host_blocks == nullptr ? separate_windows(config, options, *runner) : nullptr;
+  // First: it may change the number of blocks.
+  const std::shared_ptr<LocalPool> local_pool = separate_windows(config, options, *runner);
   const CacheSize& size = runner->cache();
   const int num_swap_blocks = size.num_host_blocks - num_host_cache_blocks;
   if (host_blocks != nullptr) {
