@@ -417,8 +417,8 @@ __device__ __forceinline__ TileRange load_share(const TileRange* share) {
   return result;
 }
 
-// kGeneral: there may be windows, prefixes, and warps with whole heads (DecodeShape::heads_for_warps). A launch without
-// them takes 1 to 2 us less where the compiler knows it.
+// kGeneral: there may be windows, prefixes, and warps with whole heads (DecodeShape::heads_for_warps). Without them a
+// launch is faster if the compiler knows it.
 template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous,
           bool kGeneral>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
