@@ -45,11 +45,13 @@ KvCacheShape without_host_blocks(KvCacheShape shape) {
   return shape;
 }
 
-// Of layers of both kinds, those that see all may get more blocks than the runner is made with. Then a table may be as
-// long as the model's context, as if the number of blocks were not known.
+// Of layers of both kinds, those that see all may get more blocks than the runner is made with; and if all layers have
+// a window, a text may be longer than the pool. Then a table may be as long as the model's context, as if the number of
+// blocks were not known.
 std::optional<common::MemoryShare> share_for(const std::optional<common::MemoryShare>& share, const KvCacheShape& shape,
-                                             bool can_be_divided) {
-  return share.has_value() || !can_be_divided
+                                             const common::LlamaConfig& config, bool is_alone) {
+  const bool has_long_tables = config.has_windows() && (is_alone || config.global_period == 0);
+  return share.has_value() || !has_long_tables
              ? share
              : common::MemoryShare{.memory_fraction = 1.0, .max_slots = shape.num_slots()};
 }
@@ -86,7 +88,7 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
                                  common::Communicator* peers, std::unique_ptr<Tables> tables)
     : GpuRunner(
           model, without_host_blocks(shape), options, chunk_size, recorded_size(max_sequences), tables->layers,
-          share_for(share, shape, peers == nullptr && tables->layers.has_both()), peers,
+          share_for(share, shape, model.config(), peers == nullptr), peers,
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
           },
