@@ -51,6 +51,7 @@ struct LlamaConfig {
   int window_of(int layer) const { return sees_all(layer) ? 0 : window; }
   bool has_windows() const { return window > 0 && window < context_length; }  // of any effect
   int num_windowed_layers() const;
+  bool has_both_kinds() const { return has_windows() && global_period > 0; }  // layers with a window, and others
   // How many tokens' K and V attention reads for the last num_queries of `length` tokens, summed over all layers: in
   // each, those that one of these queries sees.
   std::int64_t num_reads(int length, int num_queries) const;

@@ -132,7 +132,7 @@ void print_reading(const common::Session& session, const SharedReadingOptions& o
   if (const int context = max_context(model.config(), sized); length > context) {
     throw common::InputError(common::format("texts of %d tokens are longer than the context of %d", length, context));
   }
-  sized.context_length = length;  // layers with a window, if others have none, get room for texts of that length
+  sized.context_length = length;  // layers with a window, beside others that see all, get room for such texts
   const int blocks = options.num_texts * (blocks_needed(length, sized.block_size) + 1);
   sized.num_slots = options.engine.num_slots.value_or(2 * blocks * sized.block_size);  // beams hold two generations
   sized.scheduler.max_sequences = std::max(sized.scheduler.max_sequences, options.num_texts);

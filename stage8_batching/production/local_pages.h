@@ -30,7 +30,6 @@ class LocalPages {
   int num_allocated() const { return host_parts_.num_allocated(); }
   std::string why_no_more() const { return host_parts_.why_no_more(); }
 
-  const LocalPool& pool() const { return *pool_; }
   // Enqueues the copies that the pool has planned: between device and host beside the last step, unless its windows
   // reach the part. If one throws, it and the later ones stay planned.
   void copy_planned(const LayerKernels& kernels, const common::Stream& stream);

@@ -120,7 +120,7 @@ std::shared_ptr<LocalPool> RecordingRunner::separate_windows(const NumParts& num
   }
   const common::LlamaConfig& config = this->model().config();
   const int num_layers = config.num_layers;
-  const int num_global = num_layers / config.global_period;
+  const int num_global = num_layers - config.num_windowed_layers();
   // The most blocks for which all layers find room where they had as many each.
   const std::int64_t room = std::int64_t{size_.num_blocks} * num_layers;
   const auto fits = [&](int count) {
@@ -174,7 +174,7 @@ std::string RecordingRunner::why_no_more() const {
 
 void RecordingRunner::poison_parts(std::span<const int> parts) {
   const common::LlamaConfig& config = this->model().config();
-  const auto num_layers = static_cast<std::size_t>(config.num_layers - config.num_layers / config.global_period);
+  const auto num_layers = static_cast<std::size_t>(config.num_windowed_layers());
   const common::Pages first = tables_->layers.pages_of(true);
   const auto poison = [&](void* memory, std::size_t layer_bytes, int part) {
     const std::size_t bytes = layer_bytes / static_cast<std::size_t>(first.shape.num_blocks);

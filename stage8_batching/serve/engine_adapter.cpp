@@ -337,18 +337,18 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   }
   const common::LlamaConfig& config = model.config();
   const int most = blocks_needed(config.context_length, options.block_size) * options.block_size;
-  const bool has_both = config.has_windows() && config.global_period > 0;  // layers with a window, and others
   std::int64_t longest = 0;
   for (const common::GenerationRequest& request : demand.requests) {  // one that is longer than the context is rejected
     const common::Request& text = request.request;
     longest = std::max(longest, static_cast<std::int64_t>(text.prompt.size()) + text.max_new_tokens);
     const auto room = std::int64_t{request.num_samples} * most;
     // What texts share of a prompt is not shared by what their windows hold in the end.
-    const auto wanted = has_both ? request.num_samples * std::int64_t{max_slots_of(text, 1, options.block_size)}
-                                 : max_slots_of(text, request.num_samples, options.block_size);
+    const auto wanted = config.has_both_kinds()
+                            ? request.num_samples * std::int64_t{max_slots_of(text, 1, options.block_size)}
+                            : max_slots_of(text, request.num_samples, options.block_size);
     options.min_slots = std::max(options.min_slots, static_cast<int>(std::min(wanted, room)));
   }
-  if (has_both && longest > 0) {  // layers with a window get room for texts of the context's length
+  if (config.has_both_kinds() && longest > 0) {  // layers with a window get room for texts of the context's length
     options.context_length = static_cast<int>(std::min<std::int64_t>(max_context(config, options), longest));
   }
   if (demand.sizes.has_value()) {

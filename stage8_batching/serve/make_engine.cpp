@@ -78,14 +78,13 @@ int host_cache_blocks(const common::LlamaConfig& config, const EngineOptions& op
 
 std::unique_ptr<Runner> make_engine_runner(const common::Llama& model, const EngineOptions& options) {
   const common::LlamaConfig& config = model.config();
-  const bool has_both = config.has_windows() && config.global_period > 0;
-  if (!options.num_slots.has_value() || !has_both || options.gpu.tensor_parallel > 1) {
+  if (!options.num_slots.has_value() || !config.has_both_kinds() || options.gpu.tensor_parallel > 1) {
     return make_runner(model, options);
   }
   const int block_size = options.block_size;
   const int num_blocks = blocks_needed(*options.num_slots, block_size);
   const int num_parts = num_local_parts(config, options, {.num_blocks = num_blocks, .block_size = block_size});
-  const std::int64_t num_global = config.num_layers / config.global_period;
+  const std::int64_t num_global = config.num_layers - config.num_windowed_layers();
   const std::int64_t num_all = num_blocks * num_global + num_parts * (config.num_layers - num_global);
   EngineOptions divided = options;
   divided.num_slots = static_cast<int>((num_all + config.num_layers - 1) / config.num_layers) * block_size;

@@ -98,8 +98,8 @@ stage::EngineOptions cpu_options() {
   return options;
 }
 
-// NaN is copied from a block of the pool that is never written to, and from such a part. These copies wait for the last
-// step, and what is copied after them too: so there are none if copies beside a step are tested.
+// NaN is copied from a block of the pool that is never written to; free parts are filled with it. These copies wait for
+// the last step, and what is copied after them too: so there are none if copies beside a step are tested.
 class PoisoningGpuRunner : public tests::RunnerAround, public stage::HostBlocks {
  public:
   // num_parts: of the layers with a window, if others see all.

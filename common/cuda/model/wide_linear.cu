@@ -22,7 +22,7 @@ void launch_shape(const FusedLinear& linear, const TileFinish& finish, const Til
 }
 
 // All times were measured on an H100 with the products of Qwen3 0.6B, Llama 3.2 1B and Llama 3 8B, for 128 tokens; what
-// 64 tokens less save, on an H200.
+// x of at most 64 tokens saves, on an H200.
 constexpr LaunchOverhead kOverheads[] = {{1, 4000.0}, {2, 5300.0}, {4, 5800.0}, {8, 6800.0}};
 
 // What a tile of more than 64 rows adds to it.

@@ -26,7 +26,7 @@ std::shared_ptr<LocalPool> ScoringCpuRunner::separate_windows(const NumParts& pa
     layer_in_cache_.push_back(config.window_of(layer) > 0 ? local.num_layers++ : global.num_layers++);
   }
   // The smallest parts are used first, and memory that is not written to is not taken.
-  kv_cache_ = KvCache(global);  // first: never more memory than before
+  kv_cache_ = KvCache(global);  // frees what the runner had
   local_cache_.emplace(local);
   local_pool_ = std::make_shared<LocalPool>(
       LocalPoolSize{num_parts, local.num_blocks, local.num_host_blocks, local.block_size, config.window});

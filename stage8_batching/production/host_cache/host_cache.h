@@ -42,13 +42,13 @@ class HostCache {
   // already. If there is no room, the block that has not been used for the longest time makes some. Without memory, the
   // text is lost. lacks_part: whether the given host block, which has the text already, lacks a part
   // (../windows/local_pool.h) that the evicted block has: then it is copied again. Where blocks have parts, a block
-  // that a planned copy reads is not overwritten, and the evicted text is lost instead: so copies to the host can come
-  // before those from it.
+  // that a planned copy reads is not overwritten, and the evicted text is lost instead: a part that goes to such a
+  // block could not be given up (LocalPool::translate()).
   void store(const PrefixCache& pool, int block,
              const std::function<bool(int host_block)>& lacks_part = nullptr) noexcept;
 
   // The host blocks with the beginning of `tokens`, in the text that follows the pool's text with the number `parent`,
-  // or, if that is 0, in a text of tenants with this salt that begins so.
+  // or, if that is 0, from the beginning of a text of this salt's tenants.
   std::vector<int> find(std::int64_t parent, std::span<const common::Token> tokens, std::uint64_t salt) const;
   // The same, of a whole prompt, of which the pool has the beginning: now these blocks have been used last.
   void touch(const PrefixCache& pool, std::span<const common::Token> tokens, std::uint64_t salt);

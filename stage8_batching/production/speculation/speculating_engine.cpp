@@ -17,7 +17,6 @@
 #include "../scoring/prompt_scores.h"
 #include "../windows/local_pool_scheduler.h"
 #include "../windows/window_prompt_scheduler.h"
-#include "../windows/window_scheduler.h"
 #include "common/base/check.h"
 
 namespace stage8 {
@@ -39,12 +38,11 @@ TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Ru
 std::shared_ptr<LocalPool> separate_windows(const common::LlamaConfig& config, const EngineOptions& options,
                                             Runner& runner) {
   auto* const windows = dynamic_cast<SeparateWindows*>(&runner);
-  const bool has_both = config.has_windows() && config.global_period > 0;
   const auto num_parts = [&](int num_blocks) {
     return num_local_parts(config, options, {.num_blocks = num_blocks, .block_size = runner.cache().block_size});
   };
   const int num_blocks = blocks_needed(options.num_slots.value_or(0), options.block_size);
-  return windows != nullptr && has_both ? windows->separate_windows(num_parts, num_blocks) : nullptr;
+  return windows != nullptr && config.has_both_kinds() ? windows->separate_windows(num_parts, num_blocks) : nullptr;
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 // texts: equal numbers are equal texts. So a text that is evicted is remembered by its number, that of the text before,
 // and its tokens. The opposite does not hold: a text that was evicted and computed again has two numbers.
 //
-// A text is forgotten if no cached block goes on with it, in the pool or in a second tier. Between two times that this
-// is looked after, as many are added as both have blocks, and there are never more than kMaxPerBlock for each of these
-// blocks: then no more are remembered, and blocks behind those are computed again.
+// A text is forgotten if no cached block goes on with it, in the pool or in a second tier. That is
+// checked whenever as many have been added as both have blocks. There are never more than kMaxPerBlock for each of
+// these blocks: then no more are remembered, and blocks behind those are computed again.
 #pragma once
 
 #include <cstddef>

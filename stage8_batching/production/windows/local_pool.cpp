@@ -194,6 +194,7 @@ void LocalPool::end_step(const KvCacheManager& manager) {
     if (num_filled < size_.block_size) {  // it will be written to
       pending_copies_.reserve(pending_copies_.size() + 1);
       const int before = part_of(block);
+      COMMON_CHECK(before >= 0 || num_filled == 0, "a window reaches a block without its part");
       give_part(block, {});
       if (num_filled > 0 && part_of(block) != before) {
         pending_copies_.push_back({before, part_of(block)});
@@ -221,10 +222,10 @@ void LocalPool::translate(const KvCacheManager& manager) {
     return destination < first_of_tier || sources.all.contains(destination);
   };
   std::vector<bool> kept;
-  for (const auto& [source, destination] : copies) {
-    kept.push_back(is_kept(destination));
+  for (const BlockCopy& copy : copies) {
+    kept.push_back(is_kept(copy.destination) && !has_no_use(copy));
     if (kept.back()) {
-      sources.kept.insert(source);
+      sources.kept.insert(copy.source);
     }
   }
   for (std::size_t i = 0; i < copies.size(); ++i) {

@@ -56,7 +56,7 @@ class LocalPool {
   bool will_have_part(const KvCacheManager& manager, int block) const;
 
   // How many parts the live windows need, with all slots that are reserved. A scheduler keeps it to num_parts. To be
-  // called before any of them is swapped out in a step that it was admitted to: else its parts stay.
+  // called before a sequence that this step has admitted is swapped out: it notes which parts go along.
   int num_needed(const KvCacheManager& manager);
 
   // With how many of these published blocks, which hold the beginning of a text, a sequence can begin: with the most

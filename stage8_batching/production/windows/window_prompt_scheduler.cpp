@@ -112,12 +112,11 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
     }
     const auto num_found = static_cast<int>(found.blocks.size()) * manager_.block_size();
     const int num_tokens = std::min(terms.max_tokens, static_cast<int>(text.size()) - num_found);
-    std::size_t num_others = 0;
+    std::size_t num_restored = 0;
     if (!found.host_blocks.empty()) {
       // What the pool evicts, for this request or for others before it, must not take the place of what is found.
       host_cache_->touch(found.host_blocks);
-      num_others = static_cast<std::size_t>(
-          std::count_if(found.blocks.begin(), found.blocks.end(), [](int block) { return block < 0; }));
+      num_restored = found.host_blocks.size();
       if (num_taken(manager_, found.blocks, num_tokens) > num_available(manager_) - terms.spare_blocks) {
         return false;
       }
@@ -128,7 +127,7 @@ bool WindowPromptScheduler::find_room(SequenceGroup& group, const Admission& adm
     if (!allocate_behind(manager_, group.live().front().sequence, found.blocks, salt, num_tokens, terms.spare_blocks)) {
       return false;
     }
-    count_lookup(manager_, found.blocks.size() - num_others);
+    count_lookup(manager_, found.blocks.size() - num_restored);
     if (found.blocks.size() > found.num_first) {
       statistics_.prompts += 1;
       statistics_.tokens += static_cast<std::int64_t>(found.blocks.size() - found.num_first) * manager_.block_size();

@@ -1,8 +1,8 @@
 // A scheduler for models whose layers all have the same window. It frees the blocks behind the windows, as
 // WindowScheduler does, and looks at windows where others look at whole texts:
-//   - A prompt begins with cached blocks if those are there that its first query sees (window_prompts.h), in the pool
-//   or
-//     in the second tier of the prefix cache. Only these are brought back.
+//   - A prompt begins with cached blocks if those that its first query sees are in the pool or in the second tier of
+//   the
+//     prefix cache (window_prompts.h). Only these are brought back.
 //   - A request may be longer than the pool. Alone, it is computed in chunks for which there is room, and what is
 //     behind its windows then is freed before the next one.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace stage8 {
 
-class WindowPromptScheduler : public WindowScheduler<HostCacheScheduler> {
+class WindowPromptScheduler : public WindowScheduler {
  public:
   // window, num_in_flight: WindowScheduler's. The other arguments are HostCacheScheduler's.
   WindowPromptScheduler(int window, int num_in_flight, KvCacheManager& manager, const SchedulerOptions& options,

@@ -87,10 +87,12 @@ KnownBlocks find_known(const KvCacheManager& manager, const EvictedTexts& evicte
       evicted.find(text, next, salt, longer);
     }
     on_host.push_back(-1);
-    for (const TextId text : tier != nullptr ? texts : std::set<TextId>()) {
-      if (const std::vector<int> found = tier->find(text, next, salt); !found.empty()) {
-        on_host.back() = found.front();
-        longer.insert(tier->text(found.front()));
+    if (tier != nullptr) {
+      for (const TextId text : texts) {
+        if (const std::vector<int> found = tier->find(text, next, salt); !found.empty()) {
+          on_host.back() = found.front();
+          longer.insert(tier->text(found.front()));
+        }
       }
     }
     if (longer.size() > num_cached && !cached.has_value()) {

@@ -38,9 +38,9 @@ FoundBlocks find_window(const KvCacheManager& manager, const EvictedTexts& evict
                         const HostCache* tier = nullptr);
 
 // Plans the copies of what find_window() found on the host for these arguments, and publishes the blocks: then all that
-// is found is in the pool. There must be so many blocks without an owner, besides those found. Returns false if what is
-// evicted for that takes the place of some on the host, or if there is no memory to publish them: then the prompt has
-// to be looked up again.
+// is found is in the pool. As many blocks as that must be without an owner, besides those found. Returns false if what
+// is evicted for that takes the place of some on the host, or if there is no memory to publish them: then the prompt
+// has to be looked up again.
 bool bring_back(KvCacheManager& manager, const EvictedTexts& evicted, HostCache& tier, FoundBlocks& found,
                 std::span<const common::Token> tokens, std::uint64_t salt, int window);
 
