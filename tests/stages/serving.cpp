@@ -23,6 +23,7 @@
 #include "common/serving/tally.h"
 #include "common/serving/view.h"
 #include "tests/stages/serving_fixtures.h"
+#include "tests/stages/ties.h"
 #include "tests/support/golden.h"
 #include "tests/support/sanitizers.h"
 
@@ -92,6 +93,14 @@ std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks)
     }
   }
   return problem;
+}
+
+// Whether the output passes for that of the request.
+bool is_accepted(const GenerationRequest& task, const stage::RequestOutput& output, double margin) {
+  std::vector<common::Completion> expected = served_alone(task);
+  REQUIRE(compare_output(output, expected) != kNoProblem);
+  tests::accept_ties(task, output, tests::small_model(), expected, static_cast<float>(margin));
+  return compare_output(output, expected) == kNoProblem;
 }
 
 // A sink ends and forgets its own request at its first token, and one more of the step. Returns the first problem.
@@ -228,6 +237,45 @@ TEST_CASE("the loop: a pass that throws is repeated for each request, and only o
     const auto& task = tasks[static_cast<std::size_t>(id)];
     CHECK(compare_output(serving.engine.output(id), served_alone(task)) == kNoProblem);
   }
+}
+
+TEST_CASE("ties: a text that goes on with the second best token is accepted if that is as near as the margin") {
+  GenerationRequest task{make_request(6, 5, 3)};
+  task.request.num_logprobs = 2;
+  const std::vector<common::TokenLogprob> best = served_alone(task).front().logprobs.front().best;
+  const auto gap = static_cast<double>(best[0].logprob - best[1].logprob);
+  task.request.num_logprobs = 0;
+  GenerationRequest forced = task;
+  forced.request.forced = {best[1].token};
+  stage::RequestOutput output;
+  output.completions = served_alone(forced);
+  CHECK(is_accepted(task, output, 1.01 * gap));
+  CHECK_FALSE(is_accepted(task, output, 0.99 * gap));
+  output.completions.front().tokens.back() = (output.completions.front().tokens.back() + 1) % tests::kSmallVocabulary;
+  CHECK_FALSE(is_accepted(task, output, 1.01 * gap));
+}
+
+TEST_CASE("ties: a sample with another token is refused") {
+  const GenerationRequest task = sampled_request(6, 5, 2, 3);
+  stage::RequestOutput output;
+  output.completions = served_alone(task);
+  output.completions.back().tokens[2] = (output.completions.back().tokens[2] + 1) % tests::kSmallVocabulary;
+  CHECK_FALSE(is_accepted(task, output, tests::kTieMargin));
+  CHECK(is_accepted(task, output, 100.0));
+}
+
+TEST_CASE("ties: beams may change places within the margin, and others are refused") {
+  const GenerationRequest task = beam_request(6, 7, 2, 4);
+  Serving serving({});
+  serving.submit(task);
+  REQUIRE(serving.run() == kNoProblem);
+  stage::RequestOutput output = serving.engine.output(0);
+  const double gap = output.hypotheses[0].log_probability - output.hypotheses[1].log_probability;
+  std::swap(output.completions[0], output.completions[1]);
+  CHECK(is_accepted(task, output, 1.01 * gap));
+  CHECK_FALSE(is_accepted(task, output, 0.99 * gap));
+  output.completions = served_alone(beam_request(6, 7, 2, 5));
+  CHECK_FALSE(is_accepted(task, output, tests::kTieMargin));
 }
 
 TEST_CASE("the loop: a request that is alone in a pass that throws is not tried twice") {
